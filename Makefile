@@ -1,0 +1,40 @@
+# The commands of the project. `make demo` and `make test` are all that a new user needs.
+PYTHON ?= python3
+PROMPT ?= Name the seas around Denmark.
+BIN := .venv/bin
+
+.PHONY: help venv demo test lint format clean
+
+help:
+	@echo "make demo [PROMPT=...]  ask the bundled model one question through a throw-away lane"
+	@echo "make test               run the tests"
+	@echo "make lint               ruff check, ruff format --check, mypy --strict"
+	@echo "make format             let ruff rewrite what it can"
+	@echo "make venv               make .venv with everything that the above need"
+
+venv: $(BIN)/.synced
+
+# The stamp is newer than what it was made from, so a changed dependency is installed before the next command runs.
+$(BIN)/.synced: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@$(BIN)/uv sync --quiet --python $(BIN)/python --extra local --inexact
+	@touch $@
+
+demo: venv
+	@$(BIN)/brainctl demo "$(PROMPT)"
+
+test: venv
+	@$(BIN)/pytest
+
+lint: venv
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: venv
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv dist build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis uv.lock

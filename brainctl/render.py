@@ -1,0 +1,378 @@
+"""Pages for people: what a command prints when nobody asked for --json.
+
+Owns the tables, the timeline and the words for flags, decisions and risks. Pure: a wire object and a width in, lines
+out, everything in them already safe to show. What a person may do next is the lane's own `next_action`, never invented
+here.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from brainlaned.wire import Decision, Flag, Status, parse_time
+
+from .text import cut, one_line, pad, paint, width
+
+Json = dict[str, Any]
+
+STATUS_COLOURS: dict[str, str] = {
+    Status.QUEUED: "cyan",
+    Status.RUNNING: "cyan",
+    Status.HELD: "yellow",
+    Status.DONE: "green",
+    Status.FAILED: "red",
+    Status.CANCELLED: "dim",
+}
+
+FLAG_WORDS: dict[str, str] = {
+    Flag.TRUNCATED: "cut off by the token limit",
+    Flag.PARTIAL: "only a part of the answer",
+    Flag.NO_END_MARKER: "the stream had no end marker",
+    Flag.NO_FINISH_REASON: "the brain gave no finish reason",
+    Flag.INVALID_BYTES: "invalid bytes were replaced",
+    Flag.OPERATOR_TEXT: "written by an operator",
+}
+
+DECISION_WORDS: dict[Decision, str] = {
+    Decision.RESEND: "ask the brain again",
+    Decision.ACCEPT: "take the part that arrived as the answer",
+    Decision.COMPLETE: "give the answer yourself, from FILE or - for standard input",
+    Decision.FAIL: "give it up as failed",
+    Decision.CANCEL: "give it up as cancelled",
+}
+
+MARKS = (
+    ("started_at", "claimed"),
+    ("armed_at", "armed"),
+    ("sent_at", "sent"),
+    ("send_failed_at", "send failed"),
+    ("headers_at", "headers"),
+    ("first_byte_at", "first byte"),
+    ("ended_at", "ended"),
+)
+"""The marks of an attempt in the order in which they are made."""
+
+
+# Small words.
+
+
+def shown(value: object) -> str:
+    """Return a value as one safe line."""
+    return one_line(str(value))
+
+
+def moment(stamp: str) -> str:
+    """Return a time as people read it, in UTC to the second."""
+    return f"{parse_time(stamp):%Y-%m-%d %H:%M:%SZ}"
+
+
+def age(stamp: str, now: datetime) -> str:
+    """Return how long ago a time was, in its largest whole unit."""
+    return span((now - parse_time(stamp)).total_seconds())
+
+
+def span(seconds: float) -> str:
+    """Return a length of time in its largest whole unit."""
+    for unit, letter in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= unit:
+            return f"{int(seconds // unit)}{letter}"
+    return f"{max(0, int(seconds))}s"
+
+
+def clock(seconds: float) -> str:
+    """Return a length of time as minutes and seconds."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def painted_status(status: str) -> str:
+    """Return a status in its colour."""
+    return paint(shown(status), STATUS_COLOURS.get(status, "bold"))
+
+
+def why(job: Json) -> str:
+    """Return why a job stands where it stands: what a queued one waits for, and what is to be remarked of an answer."""
+    words = shown(job.get("waiting") or job["reason"])
+    if job.get("position"):
+        words += f" #{job['position']}"
+    return " ".join([words, *(f"+{shown(flag)}" for flag in job.get("flags") or ())])
+
+
+def wrapped(words: str, columns: int, indent: str) -> list[str]:
+    """Break words into lines of so many columns, each behind the indent."""
+    lines = [""]
+    for word in shown(words).split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if lines[-1] and width(longer) > columns - len(indent):
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return [indent + line for line in lines]
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], columns: int, shrink: Sequence[int]) -> list[str]:
+    """Set a table to so many columns by cutting the cells of the columns in `shrink`, the first of them first."""
+    widths = [max(width(row[i]) for row in [headings, *rows]) for i in range(len(headings))]
+    for i in shrink:
+        over = sum(widths) + 2 * (len(widths) - 1) - columns
+        if over > 0:
+            widths[i] = max(min(widths[i], max(4, width(headings[i]))), widths[i] - over)
+    lines = []
+    for row in [headings, *rows]:
+        lines.append("  ".join(pad(cut(cell, widths[i]), widths[i]) for i, cell in enumerate(row)).rstrip())
+    return lines
+
+
+# Pages.
+
+
+def jobs(listed: Json, columns: int, now: datetime) -> list[str]:
+    """Set a list of jobs, one line each."""
+    headings = ("ID", "STATUS", "WHY", "AGE", "ROUTE", "MODEL", "LABELS")
+    rows = [
+        (
+            str(job["id"]),
+            shown(job["status"]),
+            why(job),
+            age(job["created_at"], now),
+            shown(job["route"]),
+            shown(job["model"]),
+            " ".join(f"{shown(name)}={shown(value)}" for name, value in job["labels"].items()),
+        )
+        for job in listed["jobs"]
+    ]
+    head, *lines = table(headings, rows, columns, shrink=(6, 5, 4, 2))
+    return [head, *(_colour_word(line, row[1]) for line, row in zip(lines, rows, strict=True))]
+
+
+def _colour_word(line: str, status: str) -> str:
+    return line.replace(f" {status}", f" {painted_status(status)}", 1)
+
+
+def job(found: Json, columns: int, here: Callable[[str], str]) -> list[str]:
+    """Set one job: the facts, the timeline of every attempt, the decisions, and what to do next."""
+    lines = [f"job {found['id']}  {painted_status(found['status'])}  {why(found)}"]
+    for name, value in _facts(found):
+        first, *more = wrapped(value, columns, " " * 13)
+        lines += [f"  {name:<10} {first.lstrip()}", *more]
+    lines += ["", "seconds  since it was accepted"]
+    for _, block in sorted(_timeline(found, columns), key=lambda entry: entry[0]):
+        lines += block
+    return [*lines, "", next_line(found, here)]
+
+
+def next_line(found: Json, here: Callable[[str], str]) -> str:
+    """Return the last line of a job's page."""
+    return f"next: {one_line(here(found['next_action']))}"
+
+
+def _facts(found: Json) -> Iterable[tuple[str, str]]:
+    submitter = found["submitter"]
+    yield "because", found["detail"] or found["reason"]
+    yield "route", f"{found['route']}, model {found['model']}"
+    who = submitter.get("user") or f"uid {submitter['uid']}"
+    yield "from", f"{who}, {moment(found['created_at'])}, {found['request_bytes']} bytes, priority {found['priority']}"
+    if found["key"]:
+        yield "key", found["key"]
+    if found["labels"]:
+        yield "labels", " ".join(f"{name}={value}" for name, value in found["labels"].items())
+    if found["not_before"]:
+        yield "not before", moment(found["not_before"])
+    if found["due_at"]:
+        yield "due", moment(found["due_at"])
+    if found["cancel_requested_at"]:
+        yield "cancel", f"asked for at {moment(found['cancel_requested_at'])}"
+    for flag in found["flags"]:
+        yield "flag", f"{flag}: {FLAG_WORDS.get(flag, 'a remark that this brainctl does not know')}"
+    if found["usage"]:
+        yield "usage", _usage(found["usage"])
+    promises = [
+        words
+        for words, holds in (
+            ("may run twice", found["may_run_twice"]),
+            ("must be complete", found["require_complete"]),
+        )
+        if holds
+    ]
+    yield "attempts", ", ".join([f"{found['attempt_count']} of {found['max_attempts']}", *promises])
+
+
+def _usage(usage: Json) -> str:
+    counts = {name: value for name, value in usage.items() if isinstance(value, int)}
+    return ", ".join(f"{name.removesuffix('_tokens')} {value}" for name, value in counts.items())
+
+
+def _timeline(found: Json, columns: int) -> Iterable[tuple[str, list[str]]]:
+    """Yield what happened to a job, each with its time, in no order but that of its own kind."""
+
+    def mark(at: str, name: str, note: str = "") -> tuple[str, list[str]]:
+        seconds = (parse_time(at) - parse_time(found["created_at"])).total_seconds()
+        return at, [f"{seconds:>8.3f}  {name:<11}  {note}".rstrip()]
+
+    yield mark(found["created_at"], "accepted")
+    for attempt in found["attempts"]:
+        notes = _notes(attempt)
+        made = [mark(attempt[name], word, notes.get(name, "")) for name, word in MARKS if attempt[name]]
+        # What is known of the attempt as a whole stands under its last mark.
+        made[-1][1].extend(_evidence(found, attempt, columns))
+        yield from made
+    for decision in found["decisions"]:
+        because = f": {shown(decision['reason'])}" if decision["reason"] else ""
+        note = f"attempt {decision['attempt']}, by {shown(decision['user'] or decision['uid'])}{because}"
+        yield mark(decision["at"], shown(decision["action"]), note)
+    if found["finished_at"]:
+        yield mark(found["finished_at"], shown(found["status"]))
+
+
+def _notes(attempt: Json) -> dict[str, str]:
+    upstream = f", id {shown(attempt['upstream_id'])}" if attempt["upstream_id"] else ""
+    return {
+        "started_at": f"attempt {attempt['attempt']}",
+        "armed_at": "from here on bytes may leave",
+        "headers_at": f"HTTP {attempt['http_status']}{upstream}",
+        "ended_at": " ".join(shown(attempt[name]) for name in ("status", "reason", "finish_reason") if attempt[name]),
+    }
+
+
+def _evidence(found: Json, attempt: Json, columns: int) -> list[str]:
+    facts = [attempt["detail"]] if attempt["detail"] and attempt["detail"] != found["detail"] else []
+    if attempt["endpoint"]:
+        facts.append(f"asked {attempt['endpoint']}")
+    if attempt["part_bytes"] is not None:
+        facts.append(f"{attempt['part_bytes']} bytes of its answer are kept")
+    return wrapped("; ".join([*facts, f"billed: {attempt['billed']}"]), columns, " " * 10)
+
+
+def risk(found: Json) -> str:
+    """Return what asking once more may cost, from the evidence of every attempt."""
+    attempts = found["attempts"]
+    if any(200 <= (attempt["http_status"] or 0) < 300 or attempt["billed"] == "yes" for attempt in attempts):
+        return "asking again is certainly a second charge: the brain answered"
+    if any(attempt["armed_at"] and not attempt["send_failed_at"] and attempt["billed"] != "no" for attempt in attempts):
+        return "asking again may be a second charge: the request may have been carried out"
+    return "asking again cannot be a second charge: nothing was carried out"
+
+
+def sheet(found: Json, columns: int, here: Callable[[str], str]) -> list[str]:
+    """Set what a person needs to decide about a held job: the evidence, the risk, and a command for each way out."""
+    lines = [f"job {found['id']}  {painted_status(found['status'])}  {why(found)}"]
+    lines += wrapped(found["detail"] or found["reason"], columns, "  ")
+    decisions = allowed(found)
+    if not decisions:
+        return [*lines, "  nothing is to be decided", next_line(found, here)]
+    lines += wrapped(risk(found), columns, "  ")
+    for decision in decisions:
+        argument = f"{decision} FILE" if decision is Decision.COMPLETE else decision
+        command = here(f"brainctl recover {found['id']} --{argument} --attempt {found['attempt_count']}")
+        lines += [f"    {one_line(command)}", f"        {DECISION_WORDS[decision]}"]
+    return lines
+
+
+def allowed(found: Json) -> list[Decision]:
+    """Return what may be decided: nothing but about a held job, and a part can be accepted only where there is one."""
+    if found["status"] != Status.HELD:
+        return []
+    kept = bool(found["attempts"]) and bool(found["attempts"][-1]["part_bytes"])
+    return [decision for decision in Decision if kept or decision is not Decision.ACCEPT]
+
+
+def outcome(found: Json, here: Callable[[str], str]) -> str | None:
+    """Return the line for a job that has been waited for, or None where there is nothing to say."""
+    number, reason, detail = found["id"], found["reason"], found["detail"]
+    follow_up = f"next: {here(found['next_action'])}"
+    lines: dict[str, str] = {
+        Status.HELD: f"job {number} is held ({reason}): {detail}; {follow_up}",
+        Status.FAILED: f"job {number} failed ({reason}): {detail}; {follow_up}",
+        Status.CANCELLED: f"job {number} was cancelled ({reason}): {detail}; {follow_up}",
+        Status.DONE: "; ".join(f"job {number} is {flag}: {FLAG_WORDS.get(flag, '?')}" for flag in found["flags"]),
+    }
+    return (
+        lines.get(found["status"], f"job {number} is still {found['status']} ({why(found)}) and goes on; {follow_up}")
+        or None
+    )
+
+
+def moved(found: Json) -> list[str]:
+    """Return where a job stands now, for a program to read."""
+    return [f"{found['id']} {shown(found['status'])}"]
+
+
+def cancelled(found: Json) -> list[str]:
+    """Return what a cancel achieved: the word `cancelled` only once nothing of the job is alive."""
+    closing = found["cancel_requested_at"] is not None and not found["final"]
+    return [f"{found['id']} cancelling: its call is being closed"] if closing else moved(found)
+
+
+def refused(job: int, refusal: Json) -> list[str]:
+    """Return why something could not be done to one job of several."""
+    return [f"{job} {shown(refusal['error']['kind'])}"]
+
+
+def progress(found: Json, elapsed_s: float) -> str:
+    """Return the line that is shown, and rewritten, while a job is waited for."""
+    place = f", number {found['position']} in line" if found.get("position") else ""
+    return f"job {found['id']}: {shown(found.get('waiting') or found['status'])}{place}, {clock(elapsed_s)}"
+
+
+def status(found: Json, path: str, columns: int, here: Callable[[str], str]) -> list[str]:
+    """Set the lane at a glance."""
+    now = datetime.now(UTC)
+    lane, running, oldest, counts = found["lane"], found["running"], found["oldest_queued"], found["counts"]
+    lines = [f"lane      {_lane(lane)}"]
+    up = f", up {age(found['started_at'], now)}" if found.get("started_at") else ""
+    lines += wrapped(f"{path}, brainlaned {found['version']}{up}", columns, " " * 10)
+    if lane.get("paused_reason"):
+        lines += wrapped(f"because: {lane['paused_reason']}", columns, " " * 10)
+    if lane.get("answer_waiting"):
+        lines += wrapped("an answer waits to be stored: the database cannot be written", columns, " " * 10)
+    if lane.get("disk_reserve"):
+        lines += wrapped("the disk is nearly full: nothing is claimed or accepted", columns, " " * 10)
+    if running:
+        on = f"on {shown(running['route'])} ({shown(running['model'])})"
+        lines.append(f"running   job {running['id']}, attempt {running['attempt']} {on}, {clock(running['elapsed_s'])}")
+    else:
+        lines.append("running   nothing")
+    waiting = f", the oldest is job {oldest['id']}, accepted {span(oldest['age_s'])} ago" if oldest else ""
+    lines.append(f"queued    {counts['queued']}{waiting}")
+    ended = ("held", "failed", "done", "cancelled")
+    lines.append("others    " + ", ".join(f"{counts[name]} {name}" for name in ended))
+    for route in found["routes"]:
+        lines += _route(route, columns, now, here)
+    if found.get("last_run"):
+        facts = ", ".join(f"{name} {value}" for name, value in found["last_run"].items() if value is not None)
+        first, *more = wrapped(facts, columns, " " * 10)
+        lines += [f"last run  {first.lstrip()}", *more]
+    if found["needs_person"]:
+        lines += ["", f"{paint('needs a person', 'yellow')}:"]
+        for waiter in found["needs_person"]:
+            lines += wrapped(
+                f"job {waiter['id']} {waiter['status']} ({waiter['reason']}): {waiter['detail']}", columns, "  "
+            )
+            lines.append(f"    {one_line(here(waiter['next_action']))}")
+    return lines
+
+
+def _lane(lane: Json) -> str:
+    by = f" by {shown(lane['paused_by'])}" if lane.get("paused_by") else ""
+    since = f" since {moment(lane['paused_at'])}" if lane.get("paused_at") else ""
+    return f"{shown(lane['state'])}{since}{by}"
+
+
+def _route(route: Json, columns: int, now: datetime, here: Callable[[str], str]) -> Iterable[str]:
+    name, waiting = shown(route["route"]), f"{route['queued']} queued"
+    if route["open"]:
+        yield from wrapped(f"route     {name} open, {waiting}", columns, "")
+        return
+    since = f" for {age(route['since'], now)}" if route.get("since") else ""
+    probe = f", asked again at {moment(route['next_probe_at'])}" if route.get("next_probe_at") else ""
+    yield from wrapped(f"route     {name} closed{since}: {route['reason']}{probe}, {waiting}", columns, "")
+    if route.get("detail"):
+        yield from wrapped(route["detail"], columns, " " * 10)
+    yield f"          {one_line(here(f'brainctl resume --route {name}'))}"
+
+
+def lane_line(route: str | None, found: Json) -> list[str]:
+    """Return one line for what a pause or resume achieved."""
+    for gate in found["routes"]:
+        if gate["route"] == route:
+            return [f"route {shown(route)} " + ("open" if gate["open"] else f"closed: {shown(gate['reason'])}")]
+    return [f"lane {_lane(found['lane'])}"]

@@ -1,0 +1,338 @@
+"""One request to an OpenAI-compatible endpoint: one attempt, one send.
+
+No retries, no redirects, no pooled connection, no proxy that the route does not name. The answer is always streamed,
+since only a streamed call stops working for us when we hang up, and gives evidence of its first byte.
+
+The trace is a gate, not a log: httpcore announces each step before it does it, so committing `armed` when the request's
+headers are about to be sent means that without it not one byte left. Only that mark may abort a call. An answer whose
+arming was never announced means that the library has changed its events: a contradiction for the judge, and a test
+pins the events.
+
+httpx's own time-outs are per operation and start again with every byte, so the limits of an attempt are kept by a clock
+of our own, which closes the connection through a duplicate of its descriptor: under TLS the original socket object is
+detached, and the duplicate works in every phase. A cancel does the same.
+"""
+
+import contextlib
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from .. import config, errors
+from ..wire import Reason
+from . import Ended, Marks
+from .reply import ReplyReader
+
+USAGE_S = 2.0
+"""How long usage is awaited once the answer is complete, in seconds."""
+
+RESOLVE_S = 60.0
+"""What a name may take to resolve, in seconds; it happens before anything is armed, and nothing can cut it short."""
+
+_KEPT_HEADERS = (
+    "content-type",
+    "content-length",
+    "content-encoding",
+    "transfer-encoding",
+    "retry-after",
+    "retry-after-ms",
+    "date",
+    "location",
+)
+UPSTREAM_ID_HEADERS = ("x-request-id", "request-id", "x-generation-id", "x-litellm-call-id")
+_ERROR_CHARACTERS = 500
+
+
+class HttpBrain:
+    """A route's client, built once: a new one would cost its TLS context each time."""
+
+    def __init__(self, route: config.Route) -> None:
+        self._route = route
+        proxy = route.proxy.reveal() if route.proxy else None
+        tls: ssl.SSLContext | bool = False
+        if route.base_url.startswith("https:") or (proxy or "").startswith("https:"):
+            tls = ssl.create_default_context(cafile=route.ca_file)
+        self._client = httpx.Client(
+            verify=tls,
+            trust_env=False,
+            follow_redirects=False,
+            proxy=proxy,
+            limits=httpx.Limits(max_keepalive_connections=0),
+            timeout=httpx.Timeout(
+                connect=route.connect_s, read=route.total_s, write=route.idle_s, pool=route.connect_s
+            ),
+        )
+        self._headers = {"Accept": "text/event-stream, application/json", "Accept-Encoding": "identity"}
+        self._headers |= {"Content-Type": "application/json", "User-Agent": "brainlane"}
+        if route.api_key:
+            self._headers["Authorization"] = f"Bearer {route.api_key.reveal()}"
+        self._headers |= {name: value.reveal() for name, value in route.headers.items()}
+
+    def close(self) -> None:
+        self._client.close()
+
+    def begin(self, request: str, model: str, request_id: str) -> "HttpCall":
+        """Prepare one attempt; nothing is connected yet. `request` is the job's request as JSON, without a model."""
+        document: dict[str, Any] = json.loads(request)
+        document["model"] = model
+        document["stream"] = True
+        document["stream_options"] = {**document.get("stream_options", {}), "include_usage": True}
+        body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        parts = self._route.base_url.partition("?")
+        url = f"{parts[0].rstrip('/')}/chat/completions{parts[1]}{parts[2]}"
+        prepared = self._client.build_request(
+            "POST", url, content=body, headers={**self._headers, "X-Request-Id": request_id}
+        )
+        return HttpCall(self._client, self._route, prepared)
+
+
+class HttpCall:
+    """One attempt. `run` is called once, by the worker; `abort` by any thread at any time."""
+
+    def __init__(self, client: httpx.Client, route: config.Route, prepared: httpx.Request) -> None:
+        self._client = client
+        self._route = route
+        self._prepared = prepared
+        self._lock = threading.Lock()
+        self._line: socket.socket | None = None
+        self._cut_by: Reason | None = None
+        self._not_armed: errors.BrainlaneError | None = None
+
+    @property
+    def longest_s(self) -> float:
+        """How long `run` may be silent at the most, in seconds, before something is wrong with ourselves."""
+        return RESOLVE_S + self._route.connect_s + self._route.total_s
+
+    def abort(self, cause: Reason) -> None:
+        """End the call from our side; the first cause given stands."""
+        with self._lock:
+            self._cut_by = self._cut_by or cause
+            self._shut_down()
+
+    def run(self, marks: Marks) -> Ended:
+        """Make the call and return how it ended. Raises what `marks.armed` raised, nothing having been sent."""
+        reader = ReplyReader()
+        scrubber = Scrubber(self._route.secrets())
+        answered = whole = False
+        error: str | None = None
+        with _Limits(self) as limits:
+            limits.total(self._route.total_s)
+            self._prepared.extensions["trace"] = _Trace(self, marks, limits, self._route.first_byte_s)
+            try:
+                response = self._client.send(self._prepared, stream=True)
+                try:
+                    answered = True
+                    marks.headers(response.status_code, self._kept(response.headers))
+                    whole = self._read(response, reader, marks, limits, scrubber)
+                finally:
+                    response.close()
+                    self._take(scrubber.flush(), reader, marks)
+            # UnicodeEncodeError and ExceptionGroup come too, and none may end the lane.
+            except BaseException as failure:
+                error = self._describe(failure)
+            finally:
+                self._hang_up()
+        if self._not_armed is not None:
+            raise self._not_armed
+        reply = reader.close() if answered else None
+        return Ended(reply=reply, whole=whole, cut_by=self._cut_by, error=error)
+
+    def _read(
+        self, response: httpx.Response, reader: ReplyReader, marks: Marks, limits: "_Limits", scrubber: "Scrubber"
+    ) -> bool:
+        encoding = response.headers.get("content-encoding", "identity").lower()
+        if encoding not in {"identity", ""}:
+            raise _Unreadable(f"the answer is encoded ({encoding[:40]}), though identity was asked for")
+        room = self._route.max_output_mib * 1024 * 1024
+        for chunk in response.iter_raw():
+            limits.phase(self._route.idle_s, Reason.IDLE_LIMIT)
+            if len(chunk) > room:
+                chunk = chunk[:room]
+                self.abort(Reason.OUTPUT_LIMIT)
+            room -= len(chunk)
+            self._take(scrubber.feed(chunk), reader, marks)
+            if self._cut_by is not None or reader.ended:
+                # After the end marker nothing can follow; whoever keeps the line open must not keep the lane.
+                return False
+            if reader.finished:
+                limits.phase(min(USAGE_S, self._route.idle_s), Reason.IDLE_LIMIT)
+        framed = "content-length" in response.headers or "transfer-encoding" in response.headers
+        return framed and self._cut_by is None
+
+    def _take(self, chunk: bytes, reader: ReplyReader, marks: Marks) -> None:
+        if chunk:
+            marks.body(chunk)
+            reader.feed(chunk)
+
+    def _kept(self, headers: httpx.Headers) -> dict[str, str]:
+        return {
+            name: self._scrub(headers[name])[:_ERROR_CHARACTERS]
+            for name in (*_KEPT_HEADERS, *UPSTREAM_ID_HEADERS)
+            if name in headers
+        }
+
+    def _describe(self, failure: BaseException) -> str:
+        return self._scrub(f"{type(failure).__name__}: {failure}")[:_ERROR_CHARACTERS]
+
+    def _scrub(self, text: str) -> str:
+        return scrub(text, self._route.secrets())
+
+    # What the trace and the clock need.
+
+    def connected(self, line: socket.socket) -> None:
+        with self._lock:
+            if self._line is None:
+                self._line = line.dup()
+            if self._cut_by is not None:
+                self._shut_down()
+
+    def arm(self, marks: Marks) -> None:
+        try:
+            with self._lock:
+                if self._cut_by is not None:
+                    raise errors.CancelAsked(f"cannot arm the call: {self._cut_by} came first")
+            marks.armed()
+        except errors.BrainlaneError as error:
+            self._not_armed = error
+            raise
+
+    def _shut_down(self) -> None:
+        if self._line is not None:
+            with contextlib.suppress(OSError):
+                self._line.shutdown(socket.SHUT_RDWR)
+
+    def _hang_up(self) -> None:
+        with self._lock:
+            if self._line is not None:
+                self._line.close()
+                self._line = None
+
+
+class _Unreadable(Exception):
+    """An answer that we will not try to read."""
+
+
+class _Trace:
+    """httpcore's trace extension as marks. A CONNECT to a proxy is not our request, and arms nothing."""
+
+    def __init__(self, call: HttpCall, marks: Marks, limits: "_Limits", first_byte_s: float) -> None:
+        self._call = call
+        self._marks = marks
+        self._limits = limits
+        self._first_byte_s = first_byte_s
+        self._ours = False
+
+    def __call__(self, event: str, info: Mapping[str, Any]) -> None:
+        match event:
+            case "connection.connect_tcp.complete":
+                self._call.connected(info["return_value"].get_extra_info("socket"))
+            case "http11.send_request_headers.started":
+                self._ours = info["request"].method != b"CONNECT"
+                if self._ours:
+                    self._call.arm(self._marks)
+            case "http11.send_request_headers.failed" | "http11.send_request_body.failed" if self._ours:
+                self._marks.send_failed()
+                self._limits.phase(self._first_byte_s, Reason.FIRST_BYTE_LIMIT)
+            case "http11.send_request_body.complete" if self._ours:
+                self._marks.sent()
+                self._limits.phase(self._first_byte_s, Reason.FIRST_BYTE_LIMIT)
+
+
+class _Limits:
+    """The clock of one attempt: aborts it when the total or the present phase has lasted too long.
+
+    One thread that sleeps until the nearer of the two; moving a limit later costs it nothing, since it looks again when
+    it wakes.
+    """
+
+    def __init__(self, call: HttpCall) -> None:
+        self._call = call
+        self._changed = threading.Condition()
+        self._total: float | None = None
+        self._phase: float | None = None
+        self._cause = Reason.FIRST_BYTE_LIMIT
+        self._over = False
+        self._thread = threading.Thread(target=self._watch, name="brainlane-limits", daemon=True)
+
+    def __enter__(self) -> "_Limits":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify()
+        self._thread.join()
+
+    def total(self, limit_s: float) -> None:
+        with self._changed:
+            self._total = time.monotonic() + limit_s
+            self._changed.notify()
+
+    def phase(self, limit_s: float, cause: Reason) -> None:
+        due = time.monotonic() + limit_s
+        with self._changed:
+            sooner = self._phase is None or due < self._phase
+            self._phase, self._cause = due, cause
+            if sooner:
+                self._changed.notify()
+
+    def _watch(self) -> None:
+        with self._changed:
+            while not self._over:
+                now = time.monotonic()
+                if self._total is not None and now >= self._total:
+                    return self._call.abort(Reason.TOTAL_LIMIT)
+                if self._phase is not None and now >= self._phase:
+                    return self._call.abort(self._cause)
+                due = min((limit for limit in (self._total, self._phase) if limit is not None), default=None)
+                self._changed.wait(None if due is None else due - now)
+        return None
+
+
+def scrub(text: str, secrets: tuple[str, ...]) -> str:
+    """Remove every secret from a text, the longest first."""
+    for secret in secrets:
+        text = text.replace(secret, "[removed]")
+    return text
+
+
+class Scrubber:
+    """Remove every secret from bytes that arrive in pieces, since a brain may echo its key anywhere.
+
+    Only what may be the beginning of a secret is held back, so a stream without one passes undelayed.
+    """
+
+    def __init__(self, secrets: tuple[str, ...]) -> None:
+        self._secrets = [secret.encode() for secret in secrets]
+        self._held = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Return what of the bytes so far surely holds no secret."""
+        if not self._secrets:
+            return chunk
+        text = self._held + chunk
+        for secret in self._secrets:
+            text = text.replace(secret, b"[removed]")
+        held = max((_overlap(text, secret) for secret in self._secrets), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def flush(self) -> bytes:
+        """Return what was held back, now that nothing more follows."""
+        held, self._held = self._held, b""
+        return held
+
+
+def _overlap(text: bytes, secret: bytes) -> int:
+    longest = min(len(text), len(secret) - 1)
+    return next((length for length in range(longest, 0, -1) if text.endswith(secret[:length])), 0)

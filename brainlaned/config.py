@@ -1,0 +1,341 @@
+"""The configuration: one TOML file, read once at start, checked key by key.
+
+Owns every default and every bound. An unknown key, a wrong type, a zero or negative limit is refused with the
+key's full name and its value, so that a typing error cannot switch a limit off. Keys of providers are read here and
+nowhere else; their type hides them from repr, and `Route.secrets` lists what must be removed from any text about that
+route.
+"""
+
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from . import errors, wire
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
+_SHORTEST_SECRET = 4  # removing shorter ones from texts would only garble them
+
+
+class Secret:
+    """A value that no repr, no log line and no traceback shows. `reveal()` is the one way to it."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A named way to a brain. Times are in seconds; all limits are finite."""
+
+    name: str
+    base_url: str = field(repr=False)
+    model: str
+    may_run_twice: bool = False
+    max_attempts: int = 3
+    retry_first_s: float = 2
+    retry_cap_s: float = 600
+    connect_s: float = 10
+    first_byte_s: float = 300
+    idle_s: float = 120
+    total_s: float = 1800
+    max_output_mib: int = 32
+    api_key: Secret | None = None
+    headers: Mapping[str, Secret] = field(default_factory=dict)
+    ca_file: Path | None = None
+    proxy: Secret | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """The address as it may be shown: without user, password and query."""
+        parts = urlsplit(self.base_url)
+        host = parts.hostname or ""
+        shown = f"[{host}]" if ":" in host else host
+        return f"{parts.scheme}://{shown}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+    def secrets(self) -> tuple[str, ...]:
+        """Everything that must not appear in a text about this route, the longest first."""
+        parts = urlsplit(self.base_url)
+        found = {parts.username, parts.password, *(value for _, value in parse_qsl(parts.query))}
+        found |= {self.api_key.reveal()} if self.api_key else set()
+        found |= {value.reveal() for value in self.headers.values()}
+        if self.proxy:
+            found |= {urlsplit(self.proxy.reveal()).password}
+        return tuple(sorted((text for text in found if text and len(text) >= _SHORTEST_SECRET), key=len, reverse=True))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRoute:
+    """A route that may be asked now. `is_probe`: its gate is closed, and this is the time to knock."""
+
+    route: Route
+    is_probe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Users and @groups by name, for each role."""
+
+    observe: tuple[str, ...] = ("@brainlane",)
+    submit: tuple[str, ...] = ("@brainlane",)
+    operate: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    routes: Mapping[str, Route]
+    default_route: str
+    access: Access = Access()
+    stop_grace_s: float = 90
+    crash_limit: int = 2
+    max_queued: int = 1_000_000
+    disk_reserve_mib: int = 64
+    keep_days: float = 30
+    head_start_s: Mapping[wire.Priority, float] = field(
+        default_factory=lambda: {wire.Priority.LOW: -3600, wire.Priority.NORMAL: 0, wire.Priority.HIGH: 3600}
+    )
+
+
+def load(path: Path | None) -> Config:
+    """Read a configuration file (None: no file, which means the defaults).
+
+    Raises StartRefused (78) with the name of the key and its value.
+    """
+    if path is None:
+        return parse({})
+    try:
+        text = path.read_bytes().decode()
+        return parse(tomllib.loads(text))
+    except OSError as error:
+        raise _refusal(f"cannot read configuration '{path}': {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise _refusal(f"cannot read configuration '{path}': byte {error.start} is not UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise _refusal(f"cannot read configuration '{path}': {error}") from error
+    except _Wrong as error:
+        raise _refusal(f"cannot use configuration '{path}': {error}") from error
+
+
+def parse(document: Mapping[str, Any]) -> Config:
+    """Check a parsed configuration and fill in the defaults."""
+    root = _Table("", document)
+    lane = root.table("lane")
+    head_start = lane.table("head_start_s")
+    access = root.table("access")
+    routes_table = root.table("routes")
+    root.end()
+    routes = {name: _route(name, routes_table.table(name)) for name in routes_table.names()}
+    if not routes:
+        routes = {"local": Route("local", "http://127.0.0.1:8377/v1", "smollm2-135m")}
+    default_route = lane.text("default_route", next(iter(routes)) if len(routes) == 1 else "local")
+    if default_route not in routes:
+        raise _Wrong(f"lane.default_route is '{default_route}', and there is no [routes.{default_route}]")
+    config = Config(
+        routes=routes,
+        default_route=default_route,
+        access=Access(
+            observe=access.names_list("observe", Access().observe),
+            submit=access.names_list("submit", Access().submit),
+            operate=access.names_list("operate", Access().operate),
+        ),
+        stop_grace_s=lane.seconds("stop_grace_s", 90),
+        crash_limit=lane.whole("crash_limit", 2),
+        max_queued=lane.whole("max_queued", 1_000_000),
+        disk_reserve_mib=lane.whole("disk_reserve_mib", 64),
+        keep_days=lane.seconds("keep_days", 30),
+        head_start_s={
+            priority: head_start.number(priority, default)
+            for priority, default in ((wire.Priority.LOW, -3600), (wire.Priority.NORMAL, 0), (wire.Priority.HIGH, 3600))
+        },
+    )
+    for table in (lane, head_start, access):
+        table.end()
+    return config
+
+
+def _route(name: str, table: "_Table") -> Route:
+    if not _NAME.fullmatch(name):
+        raise _Wrong(f"routes.{name} is no name for a route: letters, digits, '_', '.' and '-', 63 at most")
+    kind = table.text("kind", "openai")
+    if kind != "openai":
+        raise _Wrong(f"routes.{name}.kind is '{kind}', and must be 'openai'")
+    ca_file = table.text("ca_file", "")
+    proxy = table.text("proxy", "")
+    route = Route(
+        name=name,
+        base_url=_checked_url(f"routes.{name}.base_url", table.text("base_url")),
+        model=table.text("model"),
+        may_run_twice=table.boolean("may_run_twice", False),
+        max_attempts=table.whole("max_attempts", 3),
+        retry_first_s=table.seconds("retry_first_s", 2),
+        retry_cap_s=table.seconds("retry_cap_s", 600),
+        connect_s=table.seconds("connect_s", 10),
+        first_byte_s=table.seconds("first_byte_s", 300),
+        idle_s=table.seconds("idle_s", 120),
+        total_s=table.seconds("total_s", 1800),
+        max_output_mib=table.whole("max_output_mib", 32),
+        api_key=_api_key(table),
+        headers=_headers(table),
+        ca_file=Path(ca_file) if ca_file else None,
+        proxy=Secret(_checked_url(f"routes.{name}.proxy", proxy, hidden=True)) if proxy else None,
+    )
+    table.end()
+    return route
+
+
+def _api_key(table: "_Table") -> Secret | None:
+    name, file = table.text("api_key", ""), table.text("api_key_file", "")
+    if name and file:
+        raise _Wrong(f"{table.path}.api_key and {table.path}.api_key_file are both given")
+    if file:
+        path = Path(file)
+        try:
+            if path.stat().st_mode & 0o077:
+                raise _Wrong(f"{table.path}.api_key_file is '{file}', which others may read: chmod 600 it")
+        except OSError as error:
+            raise _Wrong(f"{table.path}.api_key_file is '{file}': {error.strerror}") from error
+        return _read_secret(f"{table.path}.api_key_file", path)
+    if not name:
+        return None
+    if not _NAME.fullmatch(name):
+        raise _Wrong(f"{table.path}.api_key is not the name of a credential")
+    directory = os.environ.get("CREDENTIALS_DIRECTORY")
+    if directory is None:
+        raise _Wrong(f"{table.path}.api_key is '{name}', and there is no $CREDENTIALS_DIRECTORY to find it in")
+    # LoadCredential= of a directory called "keys" shows its files as keys_NAME (systemd.exec(5)).
+    for candidate in (Path(directory, name), Path(directory, f"keys_{name}")):
+        if candidate.exists():
+            return _read_secret(f"{table.path}.api_key", candidate)
+    raise _Wrong(f"{table.path}.api_key is '{name}', and no such credential was passed")
+
+
+def _read_secret(key: str, path: Path) -> Secret:
+    try:
+        value = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _Wrong(f"{key}: cannot read '{path}'") from error
+    if not value or not _HEADER_VALUE.fullmatch(value):
+        raise _Wrong(f"{key}: '{path}' does not hold one line of printable ASCII")
+    return Secret(value)
+
+
+def _headers(table: "_Table") -> dict[str, Secret]:
+    headers = table.table("headers")
+    found = {}
+    for name in headers.names():
+        value = headers.text(name)
+        if not _HEADER_NAME.fullmatch(name):
+            raise _Wrong(f"{headers.path}: '{name}' is not the name of a header")
+        if not _HEADER_VALUE.fullmatch(value):
+            raise _Wrong(f"{headers.path}.{name} has characters that a header cannot carry")
+        if name.lower() in {"content-length", "transfer-encoding", "host", "connection", "accept-encoding"}:
+            raise _Wrong(f"{headers.path}.{name} is set by brainlane itself")
+        found[name] = Secret(value)
+    return found
+
+
+def _checked_url(key: str, url: str, *, hidden: bool = False) -> str:
+    shown = "given" if hidden else f"'{url.split('@')[-1].split('?')[0]}'"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise _Wrong(f"{key} is {shown}: {error}") from error
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise _Wrong(f"{key} is {shown}, and must be an http:// or https:// address")
+    if port == 0:
+        raise _Wrong(f"{key} is {shown}: port 0 is no port")
+    return url.rstrip("/")
+
+
+class _Wrong(ValueError):
+    """A key that cannot be used; the message begins with its name."""
+
+
+class _Table:
+    """A TOML table that remembers which of its keys were asked for, so that the others can be refused."""
+
+    def __init__(self, path: str, values: Any) -> None:
+        if not isinstance(values, Mapping):
+            raise _Wrong(f"{path} must be a table")
+        self.path = path
+        self._values = dict(values)
+
+    def _key(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+    def _take(self, name: str, default: Any, kind: str, *types: type) -> Any:
+        if name not in self._values:
+            if default is None:
+                raise _Wrong(f"{self._key(name)} is missing")
+            return default
+        value = self._values.pop(name)
+        # bool is an int to Python, and never what a number's key means.
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise _Wrong(f"{self._key(name)} is {value!r}, and must be {kind}")
+        return value
+
+    def names(self) -> list[str]:
+        return list(self._values)
+
+    def table(self, name: str) -> "_Table":
+        return _Table(self._key(name), self._values.pop(name, {}))
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value: str = self._take(name, default, "a text", str)
+        if value == "" and default is None:
+            raise _Wrong(f"{self._key(name)} is empty")
+        return value
+
+    def boolean(self, name: str, default: bool) -> bool:
+        value: bool = self._take(name, default, "true or false", bool)
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        value: float = self._take(name, default, "a number", int, float)
+        # A century is more than any of these can mean, and the arithmetic of dates stays far from its ends.
+        if not math.isfinite(value) or abs(value) > 3_200_000_000:
+            raise _Wrong(f"{self._key(name)} is {value!r}, which is out of range")
+        return value
+
+    def seconds(self, name: str, default: float) -> float:
+        value = self.number(name, default)
+        if value <= 0:
+            raise _Wrong(f"{self._key(name)} is {value!r}, and must be more than 0")
+        return value
+
+    def whole(self, name: str, default: int) -> int:
+        value: int = self._take(name, default, "a whole number", int)
+        if not 0 < value < 2**53:
+            raise _Wrong(f"{self._key(name)} is {value!r}, and must be more than 0")
+        return value
+
+    def names_list(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        value = self._take(name, default, "a list of users and @groups", list, tuple)
+        if not all(isinstance(item, str) and item.strip("@") for item in value):
+            raise _Wrong(f"{self._key(name)} is {value!r}, and must be a list of users and @groups")
+        return tuple(value)
+
+    def end(self) -> None:
+        if self._values:
+            name = next(iter(self._values))
+            raise _Wrong(f"{self._key(name)} is not a key of the configuration")
+
+
+def _refusal(message: str) -> errors.StartRefused:
+    return errors.StartRefused(wire.DaemonExit.CONFIGURATION, message, "man brainlaned.toml")

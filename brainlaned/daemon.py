@@ -1,0 +1,312 @@
+"""The only constructor: open, migrate, recover, serve, work, READY; and the reverse on SIGTERM.
+
+Everything else is given what it needs from here. READY is said when every attempt of an earlier run has been decided
+and the socket is being served. On SIGTERM nothing new is claimed, submits and lists go on being answered, and the call
+in flight may finish within `stop_grace_s`; then, or at a second signal, it is abandoned and its part kept.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import socket
+import sqlite3
+import stat
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import access, config, errors, events, recovery, store, systemd, wire
+from .acceptor import Acceptor
+from .api import Api, Waiters
+from .brains.http import HttpBrain
+from .db import Database
+from .gate import Gates
+from .server import Server
+from .spool import Spool
+from .wire import DaemonExit
+from .worker import Observer, Worker
+
+ABANDON_S = 4.0
+"""How long an abandoned call may take to let go, in seconds."""
+
+BACKLOG = 1024
+_FAILED_WORKER = "a failed worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a lane lives."""
+
+    state_dir: Path
+    socket_path: Path
+
+
+def run(configuration: config.Config, place: Place, cut: Observer = lambda name: None) -> DaemonExit:
+    """Run a lane until it is told to stop. Raises StartRefused before READY; nothing has been changed then."""
+    notifier = systemd.Notifier()
+    with contextlib.ExitStack() as stack:
+        lock_lane(place.state_dir, stack)
+        listener = open_listener(place.socket_path, stack)
+        database = Database(place.state_dir / "brainlane.db")
+        stack.callback(database.close)
+        try:
+            database.open()
+        except (sqlite3.OperationalError, errors.Busy, errors.CommitUnknown) as error:
+            raise errors.StartRefused(
+                DaemonExit.PERMISSION if _is_permission(error) else DaemonExit.DATABASE,
+                f"cannot open database '{database.path}': {error}",
+                f"ls -l {place.state_dir}",
+            ) from error
+        spool = Spool(place.state_dir / "spool")
+        spool.open()
+        return asyncio.run(_Lane(configuration, place, database, spool, listener, notifier, cut).live())
+
+
+class _Lane:
+    """One run of the daemon."""
+
+    def __init__(
+        self,
+        configuration: config.Config,
+        place: Place,
+        database: Database,
+        spool: Spool,
+        listener: socket.socket,
+        notifier: systemd.Notifier,
+        cut: Observer,
+    ) -> None:
+        self._configuration = configuration
+        self._place = place
+        self._database = database
+        self._listener = listener
+        self._notifier = notifier
+        self._run = uuid.uuid4().hex
+        self._gates = Gates(configuration.routes)
+        self._spool = spool
+        self._waiters = Waiters()
+        self._growth = Waiters()
+        self._brains = {name: HttpBrain(route) for name, route in configuration.routes.items()}
+        self._worker = Worker(
+            database=database,
+            spool_directory=spool,
+            gates=self._gates,
+            routes=configuration.routes,
+            brains=self._brains,
+            run=self._run,
+            moved=self._waiters.moved,
+            grew=self._growth.moved,
+            cut=cut,
+        )
+        self._acceptor = Acceptor(database, after_commit=self._worker.wake)
+        self._signals: asyncio.Queue[str] = asyncio.Queue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def live(self) -> DaemonExit:
+        loop = self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signals.put_nowait, signal.Signals(number).name)
+        # Unhandled it would end the process, and look like an orderly stop. There is no reload: restart instead.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        await asyncio.to_thread(self._recover)
+        access_list = access.AccessList(self._configuration.access)
+        await asyncio.to_thread(access_list.warn_of_unknown_groups)
+        self._waiters.start()
+        self._growth.start()
+        api = Api(
+            configuration=self._configuration,
+            database=self._database,
+            acceptor=self._acceptor,
+            worker=self._worker,
+            gates=self._gates,
+            spool_directory=self._spool,
+            access_list=access_list,
+            waiters=self._waiters,
+            growth=self._growth,
+            about=self._about(),
+        )
+        server = Server(api.app, self._listener)
+        self._acceptor.start()
+        await server.begin()
+        self._worker.start(failed=self._worker_failed)
+        self._notifier.ready("accepting jobs")
+        events.ready(str(self._place.socket_path), str(self._place.state_dir), wire.VERSION)
+
+        first = await self._signals.get()
+        self._notifier.stopping("letting the call in flight finish")
+        events.stopping(first)
+        api.is_stopping = True
+        await self._let_worker_end()
+        api.is_over = True
+        self._waiters.stop()
+        self._growth.stop()
+        await server.finish()
+        await asyncio.to_thread(self._acceptor.stop)
+        api.close()
+        for brain in self._brains.values():
+            brain.close()
+        ending = "failed" if first == _FAILED_WORKER else f"stopped by {first}"
+        with contextlib.suppress(errors.BrainlaneError, sqlite3.Error), self._database.write() as tx:
+            store.end_run(tx, self._run, ending)
+        events.stopped(ending)
+        return DaemonExit.FAILURE if first == _FAILED_WORKER else DaemonExit.OK
+
+    def _worker_failed(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._signals.put_nowait, _FAILED_WORKER)
+
+    def _recover(self) -> None:
+        recovery.recover(
+            self._database,
+            self._spool,
+            self._gates,
+            self._configuration.routes,
+            self._configuration.crash_limit,
+            self._run,
+        )
+        with self._database.write() as tx:
+            store.begin_run(tx, self._run, os.getpid(), "brainctl", self._configuration.routes)
+
+    async def _let_worker_end(self) -> None:
+        self._worker.stop()
+        ended = asyncio.create_task(asyncio.to_thread(self._worker.join))
+        second = asyncio.create_task(self._signals.get())
+        await asyncio.wait(
+            {ended, second}, timeout=self._configuration.stop_grace_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not ended.done():
+            why = f"a second signal ({second.result()})" if second.done() else "stop_grace_s is over"
+            events.abandoning(why)
+            self._worker.abandon()
+            await asyncio.wait({ended}, timeout=ABANDON_S)
+        second.cancel()
+        if not ended.done():
+            # What the worker hangs in cannot be ended; the next start judges by the evidence that is on the disk.
+            events.stopped("the worker did not let go")
+            os._exit(DaemonExit.FAILURE)
+
+    def _about(self) -> dict[str, object]:
+        return {
+            "version": wire.VERSION,
+            "protocol": wire.PROTOCOL,
+            "run": self._run,
+            "pid": os.getpid(),
+            "state_dir": str(self._place.state_dir),
+            "default_route": self._configuration.default_route,
+        }
+
+
+def lock_lane(state_dir: Path, stack: contextlib.ExitStack) -> None:
+    """Take the lane's kernel lock, held for life by whoever runs it. Raises StartRefused (69, 77, 78).
+
+    The lock is on the directory itself, so that refusing leaves no file behind, and the kernel gives it back however
+    the process ends.
+    """
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise errors.StartRefused(
+            DaemonExit.PERMISSION if isinstance(error, PermissionError) else DaemonExit.CONFIGURATION,
+            f"cannot use state directory '{state_dir}': {error.strerror}",
+            f"ls -ld {state_dir}",
+        ) from error
+    stack.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise errors.StartRefused(
+            DaemonExit.LANE_TAKEN,
+            f"cannot run the lane in '{state_dir}': another brainlaned holds it",
+            "brainctl status",
+        ) from error
+    if not os.access(state_dir, os.W_OK | os.X_OK):
+        raise errors.StartRefused(
+            DaemonExit.PERMISSION, f"cannot write in state directory '{state_dir}'", f"ls -ld {state_dir}"
+        )
+
+
+def open_listener(path: Path, stack: contextlib.ExitStack) -> socket.socket:
+    """Return the control socket: the one that systemd passed, else one bound at `path`. Raises StartRefused.
+
+    A socket of ours is unlinked at the end, and a dead one left behind is replaced; a passed one is never touched.
+    """
+    passed = systemd.take_descriptors()
+    if passed:
+        for descriptor in passed.get("control", []):
+            if systemd.is_listening_unix_stream(descriptor):
+                return stack.enter_context(socket.socket(fileno=descriptor))
+        raise errors.StartRefused(
+            DaemonExit.CONFIGURATION,
+            f"cannot use the passed descriptors ({', '.join(sorted(passed))}): none is a listening stream socket "
+            "named 'control'",
+            "systemctl cat brainlaned.socket",
+        )
+    size = len(os.fsencode(path))
+    if size > wire.MAX_SOCKET_PATH_BYTES:
+        raise errors.StartRefused(
+            DaemonExit.CONFIGURATION,
+            f"cannot bind socket '{path}': it has {size} bytes, and {wire.MAX_SOCKET_PATH_BYTES} is the limit",
+            "brainlaned --socket PATH",
+        )
+    listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _clear_dead_socket(path)
+        previous = os.umask(0o177)
+        try:
+            listener.bind(os.fspath(path))
+        finally:
+            os.umask(previous)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise errors.StartRefused(
+            DaemonExit.PERMISSION if isinstance(error, PermissionError) else DaemonExit.CONFIGURATION,
+            f"cannot bind socket '{path}': {os.strerror(error.errno or errno.EIO)}",
+            f"ls -ld {path.parent}",
+        ) from error
+    stack.callback(_unlink_own(path))
+    return listener
+
+
+def _clear_dead_socket(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise errors.StartRefused(
+            DaemonExit.CONFIGURATION, f"cannot bind socket '{path}': something else is there", f"ls -l {path}"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(5)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except TimeoutError:
+            pass  # a full backlog is a sign of life
+    raise errors.StartRefused(
+        DaemonExit.LANE_TAKEN, f"cannot bind socket '{path}': another process listens there", "brainctl status"
+    )
+
+
+def _unlink_own(path: Path) -> Callable[[], None]:
+    ours = path.lstat()
+
+    def unlink() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            there = path.lstat()
+            if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
+                path.unlink()
+
+    return unlink
+
+
+def _is_permission(error: Exception) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}

@@ -1,0 +1,203 @@
+"""The durable answer file: one per attempt, in which an answer's raw bytes are kept until they are stored.
+
+A file is created, and its directory synced, before the attempt is armed. Its first line is JSON (status, headers worth
+keeping, secrets removed), on the disk before anybody acts on it; then come the body's bytes as they arrive, synced at
+least every second and at the end. A file whose body ended as its own framing said is renamed from .part to .whole. A
+torn tail is normal. Only `remove` deletes, and only after the storing transaction has committed.
+"""
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+SYNC_S = 1.0
+"""No byte of an answer stays unsynced for longer, in seconds."""
+
+_CHUNK = 64 * 1024
+_MAX_FIRST_LINE = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is on the disk of one attempt's answer."""
+
+    path: Path
+    status: int | None
+    """None: the first line is not there, or torn."""
+    headers: Mapping[str, str]
+    headers_at: str | None
+    whole: bool
+    body_offset: int
+
+    def body(self, start: int = 0) -> Iterator[bytes]:
+        """Read the body from byte `start` of it on, as far as it goes now."""
+        if self.status is None:
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.body_offset + start)
+            while chunk := file.read(_CHUNK):
+                yield chunk
+
+
+class Spool:
+    """The spool directory of one lane."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def open(self) -> None:
+        """Make the directory, durably, where it is not there yet. Raises OSError."""
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        _sync_directory(self._directory.parent)
+
+    def create(self, job_id: int, attempt: int) -> "Writer":
+        """Create the file of an attempt, durably. Raises OSError, also when it is there already."""
+        path = self._directory / f"{job_id}-{attempt}.part"
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            _sync_directory(self._directory)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return Writer(path, descriptor)
+
+    def find(self, job_id: int, attempt: int) -> Part | None:
+        """Return what is on the disk of an attempt, or None when there is no file. Raises OSError."""
+        for suffix in ("whole", "part"):
+            path = self._directory / f"{job_id}-{attempt}.{suffix}"
+            with contextlib.suppress(FileNotFoundError):
+                return _read_part(path, whole=suffix == "whole")
+        return None
+
+    def attempts(self) -> set[tuple[int, int]]:
+        """Return the (job id, attempt) of every file in the spool."""
+        found = set()
+        for path in self._directory.iterdir():
+            job_id, _, attempt = path.stem.partition("-")
+            if path.suffix in {".part", ".whole"} and job_id.isdecimal() and attempt.isdecimal():
+                found.add((int(job_id), int(attempt)))
+        return found
+
+    def remove(self, job_id: int, attempt: int) -> None:
+        """Delete the file of an attempt whose answer is stored. Raises OSError."""
+        for suffix in ("part", "whole"):
+            (self._directory / f"{job_id}-{attempt}.{suffix}").unlink(missing_ok=True)
+
+    def set_aside(self, job_id: int, attempt: int, run: str) -> list[Path]:
+        """Rename a file that belongs to no attempt we know, so that it is kept and can meet no later one."""
+        kept = []
+        for suffix in ("part", "whole"):
+            path = self._directory / f"{job_id}-{attempt}.{suffix}"
+            if path.exists():
+                kept.append(path.rename(path.with_suffix(f".orphan-{run}")))
+        return kept
+
+
+class Writer:
+    """The open file of the attempt in flight. Used by one thread; a timer of its own syncs behind it.
+
+    No method raises: an answer that cannot be spooled is still in memory and will be stored from there. What went wrong
+    first is in `failure`.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._closed = False
+        self.failure: OSError | None = None
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(whole=False)
+
+    def head(self, status: int, headers: Mapping[str, str], headers_at: str) -> None:
+        """Write the first line and sync it, so that what the brain answered outlives us from here on."""
+        line = json.dumps({"status": status, "headers": dict(headers), "headers_at": headers_at}) + "\n"
+        with self._lock:
+            self._write(line.encode())
+            self._sync()
+
+    def body(self, chunk: bytes) -> None:
+        """Append bytes of the answer; they are synced within a second."""
+        with self._lock:
+            self._write(chunk)
+            if self._timer is None and not self._closed:
+                self._timer = threading.Timer(SYNC_S, self._sync_by_timer)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def close(self, *, whole: bool) -> None:
+        """Sync and close; `whole` says that the body ended as its own framing said. Closing twice is harmless."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+            self._sync()
+            os.close(self._descriptor)
+            # The name follows the synced bytes. A name lost in a power cut leaves the bytes to speak for themselves.
+            if whole and self.failure is None:
+                try:
+                    self._path.rename(self._path.with_suffix(".whole"))
+                except OSError as error:
+                    self.failure = error
+
+    def _write(self, data: bytes) -> None:
+        if self.failure is not None:
+            return  # a hole in the middle would be worse than an end
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        except OSError as error:
+            self.failure = error
+
+    def _sync(self) -> None:
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            self.failure = self.failure or error
+
+    def _sync_by_timer(self) -> None:
+        with self._lock:
+            self._timer = None
+            if not self._closed:
+                self._sync()
+
+
+def _read_part(path: Path, *, whole: bool) -> Part:
+    with path.open("rb") as file:
+        line = file.readline(_MAX_FIRST_LINE)
+    try:
+        head: Any = json.loads(line) if line.endswith(b"\n") else None
+        return Part(
+            path=path,
+            status=int(head["status"]),
+            headers={str(name): str(value) for name, value in head["headers"].items()},
+            headers_at=str(head["headers_at"]),
+            whole=whole,
+            body_offset=len(line),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return Part(path=path, status=None, headers={}, headers_at=None, whole=False, body_offset=0)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

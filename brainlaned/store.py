@@ -1,0 +1,684 @@
+"""Every statement that changes a job. Each function takes a transaction first and never begins or commits one.
+
+Every move is a compare-and-set on what the caller knew (id, attempt number, status); where no row matches, Superseded
+is raised and nothing has changed. What only reads is in queries.py.
+
+Why no call is made twice: `claim_next` numbers a new attempt in the same transaction that makes the job running, `arm`
+commits the leave to send exactly once, and only `finish` of that very attempt can move the job on.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, assert_never
+
+from . import config, errors, states, wire
+from .db import Transaction
+from .wire import Decision, Flag, Priority, Reason, Status
+
+SUSPICIOUS_STRIKES = 3
+"""How often in a row a brain may put off a job before the next one is tried in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, as the kernel tells it."""
+
+    uid: int
+    user: str | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A checked request for a job."""
+
+    request: str = field(repr=False)
+    """Canonical JSON, without a model."""
+    digest: str
+    route: str
+    model: str
+    names_model: bool
+    """The submitter named the model; else it is whatever the route asks for at the time."""
+    max_attempts: int
+    key: str | None = None
+    priority: Priority = Priority.NORMAL
+    not_before: datetime | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    may_run_twice: bool = False
+    require_complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One job in the hands of the worker: what is asked, and which attempt it is."""
+
+    job_id: int
+    attempt: int
+    route: str
+    model: str
+    names_model: bool
+    may_run_twice: bool
+    require_complete: bool
+    attempts_left: int
+    """How many attempts may still be used, this one included."""
+    attempts_used: int
+    request: str = field(repr=False)
+
+
+def accept(
+    tx: Transaction, submission: Submission, caller: Caller, head_start_s: float, max_queued: int
+) -> tuple[int, bool]:
+    """Store a job and return its id, and whether it was there already under the same key.
+
+    Raises Refused (key-conflict, queue-full), having stored nothing.
+    """
+    if submission.key is not None:
+        known = tx.execute(
+            "select id, digest from jobs where submitter_uid = :uid and key = :key",
+            {"uid": caller.uid, "key": submission.key},
+        ).fetchone()
+        if known is not None and known["digest"] != submission.digest:
+            raise errors.Refused(
+                wire.ErrorKind.KEY_CONFLICT,
+                f"cannot submit with key '{submission.key}': job {known['id']} has it for another request",
+                field="key",
+                next_action=f"brainctl show {known['id']}",
+            )
+        if known is not None:
+            return known["id"], True
+    queued = tx.execute("select coalesce(sum(jobs), 0) from job_counts where status = 'queued'").fetchone()[0]
+    if queued >= max_queued:
+        raise errors.Refused(
+            wire.ErrorKind.QUEUE_FULL,
+            f"cannot submit: {queued} jobs are queued, and max_queued is {max_queued}",
+            retry_safe=True,
+        )
+    accepted = _acceptance_moment(tx)
+    due = submission.not_before if submission.not_before and submission.not_before > tx.moment else None
+    place = max(accepted, submission.not_before or accepted) - timedelta(seconds=head_start_s)
+    job_id = tx.execute(
+        """
+        insert into jobs (key, digest, submitter_uid, submitter_name, submitter_pid, route, model, names_model, status,
+            reason, moved_at, priority, max_attempts, may_run_twice, require_complete, request_bytes, created_at,
+            not_before, place_at, due_at)
+        values (:key, :digest, :uid, :user, :pid, :route, :model, :names_model, 'queued', 'submitted', :now, :priority,
+            :max_attempts, :may_run_twice, :require_complete, :request_bytes, :created_at, :not_before, :place_at,
+            :due_at)
+        returning id
+        """,
+        {
+            "key": submission.key,
+            "digest": submission.digest,
+            "uid": caller.uid,
+            "user": caller.user,
+            "pid": caller.pid,
+            "route": submission.route,
+            "model": submission.model,
+            "names_model": submission.names_model,
+            "now": tx.now,
+            "priority": submission.priority,
+            "max_attempts": submission.max_attempts,
+            "may_run_twice": submission.may_run_twice,
+            "require_complete": submission.require_complete,
+            "request_bytes": len(submission.request.encode()),
+            "created_at": wire.format_time(accepted),
+            "not_before": _time_or_none(submission.not_before),
+            "place_at": wire.format_time(place),
+            "due_at": _time_or_none(due),
+        },
+    ).fetchone()[0]
+    tx.execute(
+        "insert into job_requests (job_id, request) values (:id, :request)",
+        {"id": job_id, "request": submission.request},
+    )
+    for key, value in submission.labels.items():
+        tx.execute(
+            "insert into job_labels (job_id, key, value) values (:id, :key, :value)",
+            {"id": job_id, "key": key, "value": value},
+        )
+    return job_id, False
+
+
+def claim_next(tx: Transaction, routes: Sequence[config.OpenRoute], run: str) -> Claim | None:
+    """Take the first job in line over all routes that may be asked, and begin an attempt. None: nothing to do."""
+    tx.execute("update jobs set due_at = null where status = 'queued' and due_at <= :now", {"now": tx.now})
+    if tx.execute("select paused_at from lane").fetchone()[0] is not None:
+        return None
+    heads = []
+    for candidate in routes:
+        head = _head_of_line(tx, candidate)
+        if head is not None:
+            heads.append((head["place_at"], head["id"], candidate.route))
+    if not heads:
+        return None
+    _, job_id, route = min(heads, key=lambda head: head[:2])
+    job = tx.execute(
+        """
+        update jobs set status = 'running', reason = 'claimed', detail = '', moved_at = :now,
+            model = case when names_model then model else :model end,
+            attempt_count = attempt_count + 1,
+            unclean_deaths = unclean_deaths + 1,
+            started_at = coalesce(started_at, :now)
+        where id = :id and status = 'queued'
+        returning *
+        """,
+        {"id": job_id, "now": tx.now, "model": route.model},
+    ).fetchone()
+    if job is None:
+        raise errors.Superseded(f"cannot claim job {job_id}: it is not queued any more")
+    may_run_twice = bool(job["may_run_twice"]) or route.may_run_twice
+    tx.execute(
+        """
+        insert into job_attempts (job_id, attempt, run, status, route, model, endpoint, may_run_twice, started_at)
+        values (:id, :attempt, :run, 'running', :route, :model, :endpoint, :may_run_twice, :now)
+        """,
+        {
+            "id": job_id,
+            "attempt": job["attempt_count"],
+            "run": run,
+            "route": route.name,
+            "model": job["model"],
+            "endpoint": route.endpoint,
+            "may_run_twice": may_run_twice,
+            "now": tx.now,
+        },
+    )
+    request = tx.execute("select request from job_requests where job_id = :id", {"id": job_id}).fetchone()[0]
+    return Claim(
+        job_id=job_id,
+        attempt=job["attempt_count"],
+        route=route.name,
+        model=job["model"],
+        names_model=bool(job["names_model"]),
+        may_run_twice=may_run_twice,
+        require_complete=bool(job["require_complete"]),
+        attempts_left=attempts_left(job),
+        attempts_used=job["attempts_used"],
+        request=request,
+    )
+
+
+def _head_of_line(tx: Transaction, candidate: config.OpenRoute) -> sqlite3.Row | None:
+    # A probe is made with a job that is no suspect, so that one job which its brain will not have cannot
+    # wedge the lane.
+    for suspects in (False, True) if candidate.is_probe else (True,):
+        head: sqlite3.Row | None = tx.execute(
+            """
+            select id, place_at from jobs
+            where status = 'queued' and due_at is null and route = :route and (:suspects or strikes < :suspicious)
+            order by place_at, id limit 1
+            """,
+            {"route": candidate.route.name, "suspects": suspects, "suspicious": SUSPICIOUS_STRIKES},
+        ).fetchone()
+        if head is not None:
+            return head
+    return None
+
+
+def attempts_left(job: sqlite3.Row) -> int:
+    """Return how many attempts a job may still use."""
+    left: int = job["max_attempts"] + job["extra_attempts"] - job["attempts_used"]
+    return left
+
+
+def arm(tx: Transaction, job_id: int, attempt: int) -> None:
+    """Record that from now on a byte may leave. Must be committed before one does.
+
+    Raises CancelAsked when a cancel was recorded first, Superseded when the attempt is not the running one any more.
+    """
+    job = tx.execute(
+        "select cancel_requested_at from jobs where id = :id and attempt_count = :attempt and status = 'running'",
+        {"id": job_id, "attempt": attempt},
+    ).fetchone()
+    if job is None:
+        raise errors.Superseded(f"cannot arm attempt {attempt} of job {job_id}: the job has moved on")
+    if job["cancel_requested_at"] is not None:
+        raise errors.CancelAsked(f"cannot arm attempt {attempt} of job {job_id}: a cancel came first")
+    _changed(
+        tx.execute(
+            """
+            update job_attempts set armed_at = :now
+            where job_id = :id and attempt = :attempt and status = 'running' and armed_at is null
+            """,
+            {"id": job_id, "attempt": attempt, "now": tx.now},
+        ),
+        f"cannot arm attempt {attempt} of job {job_id}: it is armed or ended already",
+    )
+
+
+def record_evidence(tx: Transaction, job_id: int, attempt: int, evidence: states.Evidence) -> None:
+    """Write what has been seen of a running attempt so far. A mark once written is never taken back."""
+    _changed(
+        tx.execute(
+            """
+            update job_attempts set
+                armed_at = coalesce(armed_at, :armed_at),
+                sent_at = coalesce(sent_at, :sent_at),
+                send_failed_at = coalesce(send_failed_at, :send_failed_at),
+                headers_at = coalesce(headers_at, :headers_at),
+                http_status = coalesce(http_status, :http_status),
+                upstream_id = coalesce(upstream_id, :upstream_id),
+                first_byte_at = coalesce(first_byte_at, :first_byte_at)
+            where job_id = :id and attempt = :attempt and status = 'running'
+            """,
+            {
+                "id": job_id,
+                "attempt": attempt,
+                "armed_at": evidence.armed_at,
+                "sent_at": evidence.sent_at,
+                "send_failed_at": evidence.send_failed_at,
+                "headers_at": evidence.headers_at,
+                "http_status": evidence.http_status,
+                "upstream_id": evidence.upstream_id,
+                "first_byte_at": evidence.first_byte_at,
+            },
+        ),
+        f"cannot record evidence of attempt {attempt} of job {job_id}: the attempt has ended",
+    )
+
+
+def finish(
+    tx: Transaction,
+    job_id: int,
+    attempt: int,
+    evidence: states.Evidence,
+    verdict: states.Verdict,
+    *,
+    unclean: bool = False,
+) -> None:
+    """Apply a verdict to the running attempt and its job. `unclean`: the process that made the attempt died.
+
+    Raises Superseded when the attempt is not the running one any more; the caller must then let go of the answer.
+    """
+    record_evidence(tx, job_id, attempt, evidence)
+    _changed(
+        tx.execute(
+            """
+            update job_attempts set status = :status, reason = :reason, detail = :detail, ended_at = :ended_at,
+                uses_attempt = :uses_attempt, finish_reason = :finish_reason, flags = :flags, usage = :usage
+            where job_id = :id and attempt = :attempt and status = 'running'
+            """,
+            {
+                "id": job_id,
+                "attempt": attempt,
+                "status": verdict.attempt,
+                "reason": verdict.attempt_reason or verdict.reason,
+                "detail": verdict.detail,
+                "ended_at": evidence.ended_at or tx.now,
+                "uses_attempt": verdict.uses_attempt,
+                "finish_reason": verdict.finish_reason,
+                "flags": _json(sorted(verdict.flags)),
+                "usage": _json_or_none(verdict.usage),
+            },
+        ),
+        f"cannot finish attempt {attempt} of job {job_id}: it has ended",
+    )
+    due = None if verdict.wait_s is None else tx.moment + timedelta(seconds=verdict.wait_s)
+    _move(
+        tx,
+        job_id,
+        attempt,
+        Status.RUNNING,
+        verdict.job,
+        verdict.reason,
+        verdict.detail,
+        due_at=_time_or_none(due),
+    )
+    tx.execute(
+        """
+        update jobs set attempts_used = attempts_used + :used, unclean_deaths = unclean_deaths - :clean,
+            finish_reason = :finish_reason, flags = :flags, usage = :usage
+        where id = :id
+        """,
+        {
+            "id": job_id,
+            "used": verdict.uses_attempt,
+            "clean": not unclean,
+            "finish_reason": verdict.finish_reason,
+            "flags": _json(sorted(verdict.flags)),
+            "usage": _json_or_none(verdict.usage),
+        },
+    )
+    if verdict.job is Status.DONE:
+        _put_output(tx, job_id, verdict.text, verdict.response)
+    if verdict.raw is not None or (verdict.text and verdict.job is not Status.DONE):
+        tx.execute(
+            """
+            insert into attempt_parts (job_id, attempt, text, response, raw)
+            values (:id, :attempt, :text, :response, :raw)
+            """,
+            {
+                "id": job_id,
+                "attempt": attempt,
+                "text": verdict.text,
+                "response": verdict.response if verdict.job is not Status.DONE else None,
+                "raw": verdict.raw,
+            },
+        )
+
+
+def settle_contradiction(tx: Transaction, job_id: int, attempt: int) -> str:
+    """Settle a running job without its running attempt, or the reverse, and return what contradicts what.
+
+    Never happens by our own hand; a row mended with another tool must not stop a start.
+    """
+    job = tx.execute("select * from jobs where id = :id", {"id": job_id}).fetchone()
+    if job is not None and job["status"] == Status.RUNNING:
+        detail = f"the job is running at attempt {job['attempt_count']}, and no such attempt is running"
+        _move(
+            tx,
+            job_id,
+            job["attempt_count"],
+            Status.RUNNING,
+            Status.HELD,
+            Reason.EVIDENCE_CONTRADICTS,
+            detail,
+        )
+    else:
+        detail = f"attempt {attempt} is running, and the job is {job['status'] if job else 'gone'}"
+    tx.execute(
+        """
+        update job_attempts set status = 'unknown', reason = 'evidence-contradicts', detail = :detail, ended_at = :now
+        where job_id = :id and status = 'running'
+        """,
+        {"id": job_id, "detail": detail, "now": tx.now},
+    )
+    return detail
+
+
+def strike(tx: Transaction, job_id: int, route: str) -> None:
+    """Count that the brain put off this very job. Another one that it puts off as well clears an earlier suspect."""
+    tx.execute(
+        """
+        update jobs set strikes = 0
+        where status = 'queued' and route = :route and strikes >= :suspicious and id <> :id
+        """,
+        {"route": route, "suspicious": SUSPICIOUS_STRIKES, "id": job_id},
+    )
+    tx.execute("update jobs set strikes = strikes + 1 where id = :id", {"id": job_id})
+
+
+def hold_suspects(tx: Transaction, route: str, served_job_id: int) -> list[int]:
+    """Hold each job that the brain kept putting off, now that it has served another. Return their ids."""
+    suspects = tx.execute(
+        """
+        select id, attempt_count, strikes from jobs
+        where status = 'queued' and route = :route and strikes >= :suspicious and id <> :id
+        """,
+        {"route": route, "suspicious": SUSPICIOUS_STRIKES, "id": served_job_id},
+    ).fetchall()
+    for job in suspects:
+        detail = f"put off {job['strikes']} times in a row, while job {served_job_id} was served at {tx.now}"
+        _move(tx, job["id"], job["attempt_count"], Status.QUEUED, Status.HELD, Reason.REFUSED_REPEATEDLY, detail)
+        tx.execute("update jobs set strikes = 0 where id = :id", {"id": job["id"]})
+    return [job["id"] for job in suspects]
+
+
+def is_cancel_requested(tx: Transaction, job_id: int) -> bool:
+    """Say whether somebody asked to cancel a running job."""
+    row = tx.execute("select cancel_requested_at from jobs where id = :id", {"id": job_id}).fetchone()
+    return row is not None and row[0] is not None
+
+
+def cancel(tx: Transaction, job_id: int, attempt: int | None, reason: str | None, caller: Caller) -> Status:
+    """Cancel a job that is not running, or record the wish for one that is, and return where the job stands now.
+
+    Raises Refused (no-such-job, too-late) or Superseded when the job is not at `attempt` any more.
+    """
+    job = _job(tx, job_id)
+    _must_be_at(job, attempt)
+    status = Status(job["status"])
+    if status in states.FINAL:
+        raise errors.Refused(
+            wire.ErrorKind.TOO_LATE,
+            f"cannot cancel job {job_id}: it is {status} already, since {job['finished_at']}",
+            next_action=f"brainctl show {job_id}",
+        )
+    _record_decision(tx, job, Decision.CANCEL, reason, caller)
+    if status is Status.RUNNING:
+        tx.execute(
+            "update jobs set cancel_requested_at = coalesce(cancel_requested_at, :now) where id = :id",
+            {"id": job_id, "now": tx.now},
+        )
+        return status
+    was_held = status is Status.HELD
+    detail = _decided("cancelled", reason, caller, tx)
+    _move(
+        tx,
+        job_id,
+        job["attempt_count"],
+        status,
+        Status.CANCELLED,
+        Reason.OPERATOR_CANCELLED if was_held else Reason.CANCEL_REQUESTED,
+        detail,
+    )
+    return Status.CANCELLED
+
+
+def retry(tx: Transaction, job_id: int, attempt: int | None, reason: str | None, caller: Caller) -> None:
+    """Queue a failed job again, its place kept and one more attempt allowed. Raises Refused or Superseded."""
+    job = _job(tx, job_id)
+    _must_be_at(job, attempt)
+    if job["status"] != Status.FAILED:
+        raise errors.Superseded(f"cannot retry job {job_id}: it is {job['status']}, and only a failed job is retried")
+    _record_decision(tx, job, "retry", reason, caller)
+    _queue_again(tx, job, Reason.OPERATOR_RETRIED, _decided("retried", reason, caller, tx))
+
+
+def decide(
+    tx: Transaction,
+    job_id: int,
+    attempt: int | None,
+    decision: Decision,
+    text: str | None,
+    reason: str | None,
+    caller: Caller,
+) -> None:
+    """Apply a person's decision on a held job, and record who, when, why and on which attempt.
+
+    Raises Superseded when the job is not held, or not at `attempt`, any more; Refused (no-output) when there is nothing
+    to accept.
+    """
+    job = _job(tx, job_id)
+    _must_be_at(job, attempt)
+    if job["status"] != Status.HELD:
+        raise errors.Superseded(f"cannot {decision} job {job_id}: it is {job['status']}, and no longer held")
+    _record_decision(tx, job, decision, reason, caller)
+    match decision:
+        case Decision.RESEND:
+            _queue_again(tx, job, Reason.OPERATOR_RESENT, _decided("sent again", reason, caller, tx))
+        case Decision.ACCEPT:
+            part = tx.execute(
+                "select text, response from attempt_parts where job_id = :id and attempt = :attempt",
+                {"id": job_id, "attempt": job["attempt_count"]},
+            ).fetchone()
+            if part is None:
+                raise errors.Refused(
+                    wire.ErrorKind.NO_OUTPUT,
+                    f"cannot accept job {job_id}: attempt {job['attempt_count']} brought no text",
+                    next_action=f"brainctl recover {job_id}",
+                )
+            # A whole answer was held only because it had been asked to be complete; a part is marked as one.
+            flags = {Flag.PARTIAL} if part["response"] is None else set()
+            _close_held(tx, job, Status.DONE, Reason.OPERATOR_ACCEPTED, _decided("accepted", reason, caller, tx), flags)
+            _put_output(tx, job_id, part["text"], part["response"])
+        case Decision.COMPLETE:
+            detail = _decided("completed by hand", reason, caller, tx)
+            _close_held(tx, job, Status.DONE, Reason.OPERATOR_COMPLETED, detail, {Flag.OPERATOR_TEXT})
+            _put_output(tx, job_id, text or "", None)
+        case Decision.FAIL:
+            _close_held(tx, job, Status.FAILED, Reason.OPERATOR_FAILED, _decided("failed", reason, caller, tx), set())
+        case Decision.CANCEL:
+            detail = _decided("cancelled", reason, caller, tx)
+            _close_held(tx, job, Status.CANCELLED, Reason.OPERATOR_CANCELLED, detail, set())
+        case _:
+            assert_never(decision)
+
+
+def _queue_again(tx: Transaction, job: sqlite3.Row, reason: Reason, detail: str) -> None:
+    _move(tx, job["id"], job["attempt_count"], Status(job["status"]), Status.QUEUED, reason, detail)
+    tx.execute(
+        """
+        update jobs set extra_attempts = extra_attempts + :more, unclean_deaths = 0, strikes = 0, flags = '[]',
+            usage = null, finish_reason = null
+        where id = :id
+        """,
+        {"id": job["id"], "more": max(0, 1 - attempts_left(job))},
+    )
+
+
+def _close_held(tx: Transaction, job: sqlite3.Row, new: Status, reason: Reason, detail: str, flags: set[Flag]) -> None:
+    _move(tx, job["id"], job["attempt_count"], Status.HELD, new, reason, detail)
+    tx.execute(
+        "update jobs set flags = :flags where id = :id",
+        {"id": job["id"], "flags": _json(sorted({*json.loads(job["flags"]), *flags}))},
+    )
+
+
+def _decided(what: str, reason: str | None, caller: Caller, tx: Transaction) -> str:
+    return f"{what} by {_name(caller)} at {tx.now}" + (f": {reason}" if reason else "")
+
+
+def pause(tx: Transaction, reason: str | None, caller: Caller) -> None:
+    """Let nothing be claimed any more, durably. Pausing a paused lane changes who did it and why."""
+    tx.execute(
+        "update lane set paused_at = coalesce(paused_at, :now), paused_by = :by, paused_reason = :reason",
+        {"now": tx.now, "by": _name(caller), "reason": reason},
+    )
+
+
+def resume(tx: Transaction) -> None:
+    """Let jobs be claimed again."""
+    tx.execute("update lane set paused_at = null, paused_by = null, paused_reason = null")
+
+
+def begin_run(tx: Transaction, run: str, pid: int, client: str, routes: Iterable[str]) -> None:
+    """Record a start of the daemon and the routes that its configuration names."""
+    tx.execute(
+        "insert into runs (run, pid, version, started_at) values (:run, :pid, :version, :now)",
+        {"run": run, "pid": pid, "version": wire.VERSION, "now": tx.now},
+    )
+    tx.execute("update lane set client = :client", {"client": client})
+    tx.execute("update gates set configured = 0")
+    for route in routes:
+        tx.execute(
+            "insert into gates (route, configured) values (:route, 1) on conflict (route) do update set configured = 1",
+            {"route": route},
+        )
+
+
+def end_run(tx: Transaction, run: str, ending: str) -> None:
+    """Record that this run ended in an orderly way; a run without an end died."""
+    tx.execute(
+        "update runs set ended_at = :now, ending = :ending where run = :run and ended_at is null",
+        {"run": run, "now": tx.now, "ending": ending},
+    )
+
+
+def _acceptance_moment(tx: Transaction) -> datetime:
+    # A clock that was set back must not let a later submit overtake those that still wait.
+    latest = tx.execute("select max(created_at) from jobs where status = 'queued'").fetchone()[0]
+    return tx.moment if latest is None else max(tx.moment, wire.parse_time(latest))
+
+
+def _move(
+    tx: Transaction,
+    job_id: int,
+    attempt: int,
+    old: Status,
+    new: Status,
+    reason: Reason,
+    detail: str,
+    *,
+    due_at: str | None = None,
+) -> None:
+    if new not in states.MOVES[old]:
+        raise ValueError(f"no move from {old} to {new}")
+    _changed(
+        tx.execute(
+            """
+            update jobs set status = :new, reason = :reason, detail = :detail, moved_at = :now, due_at = :due_at,
+                finished_at = :finished_at,
+                cancel_requested_at = case when :new = 'queued' then null else cancel_requested_at end
+            where id = :id and attempt_count = :attempt and status = :old
+            """,
+            {
+                "id": job_id,
+                "attempt": attempt,
+                "old": old,
+                "new": new,
+                "reason": reason,
+                "detail": detail,
+                "now": tx.now,
+                "due_at": due_at,
+                "finished_at": tx.now if new in states.FINAL else None,
+            },
+        ),
+        f"cannot move job {job_id} from {old} to {new}: it is not at attempt {attempt} and {old} any more",
+    )
+
+
+def _put_output(tx: Transaction, job_id: int, text: str, response: str | None) -> None:
+    tx.execute(
+        "insert into job_outputs (job_id, text, response) values (:id, :text, :response)",
+        {"id": job_id, "text": text, "response": response},
+    )
+
+
+def _job(tx: Transaction, job_id: int) -> sqlite3.Row:
+    job: sqlite3.Row | None = tx.execute("select * from jobs where id = :id", {"id": job_id}).fetchone()
+    if job is None:
+        raise errors.Refused(
+            wire.ErrorKind.NO_SUCH_JOB, f"cannot find job {job_id}: no such job", next_action="brainctl list"
+        )
+    return job
+
+
+def _must_be_at(job: sqlite3.Row, attempt: int | None) -> None:
+    if attempt is not None and attempt != job["attempt_count"]:
+        raise errors.Superseded(
+            f"cannot act on attempt {attempt} of job {job['id']}: it is at attempt {job['attempt_count']}"
+        )
+
+
+def _record_decision(tx: Transaction, job: sqlite3.Row, action: str, reason: str | None, caller: Caller) -> None:
+    tx.execute(
+        """
+        insert into decisions (job_id, attempt, action, reason, at, uid, user_name, pid)
+        values (:job_id, :attempt, :action, :reason, :now, :uid, :user, :pid)
+        """,
+        {
+            "job_id": job["id"],
+            "attempt": job["attempt_count"],
+            "action": action,
+            "reason": reason,
+            "now": tx.now,
+            "uid": caller.uid,
+            "user": caller.user,
+            "pid": caller.pid,
+        },
+    )
+
+
+def _changed(cursor: sqlite3.Cursor, message: str) -> None:
+    if cursor.rowcount != 1:
+        raise errors.Superseded(message)
+
+
+def _name(caller: Caller) -> str:
+    return caller.user or f"uid {caller.uid}"
+
+
+def _time_or_none(moment: datetime | None) -> str | None:
+    return None if moment is None else wire.format_time(moment)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _json_or_none(value: Any) -> str | None:
+    return None if value is None else _json(value)

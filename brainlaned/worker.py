@@ -1,0 +1,337 @@
+"""THE LOOP: one synchronous thread that claims a job, asks its brain, and records the answer.
+
+    claim    one short transaction: queued → running, and an attempt row       lock held: < 1 ms
+    ──────────────────── lock released here, before the brain ────────────────────
+    call     seconds to minutes; SQLite is idle
+    record   one short transaction, guarded by job, attempt and 'running'      lock held: < 1 ms
+
+The release is a dedent: `with db.write()` ends before the call begins. From the claim on a crash leaves evidence, not a
+lock. An answer that cannot be stored stays in its spool and in memory, nothing else is claimed, and the store is tried
+again until it succeeds. The worker waits on a condition (a submit, a resume, a due time); it does not poll.
+"""
+
+import dataclasses
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+from . import config, db, errors, events, queries, record, spool, states, store, wire
+from .brains import Ended, verdicts
+from .brains.http import UPSTREAM_ID_HEADERS, HttpBrain, HttpCall, scrub
+from .gate import Gates
+from .wire import Reason
+
+STORE_AGAIN_S = 1.0
+"""How long after a failed store it is tried again, in seconds."""
+
+STEP_S = 30.0
+"""How long a step that only uses the database and the disk may be silent, in seconds."""
+
+_BODY_START = 500
+
+Observer = Callable[[str], None]
+"""Told the name of each cut as it is passed. In production it does nothing; tests make the process vanish in it."""
+
+
+class Worker:
+    """The lane's one worker. `moved` is told the ids of jobs that moved, once committed; `grew`, whose answer grew."""
+
+    def __init__(
+        self,
+        *,
+        database: db.Database,
+        spool_directory: spool.Spool,
+        gates: Gates,
+        routes: Mapping[str, config.Route],
+        brains: Mapping[str, HttpBrain],
+        run: str,
+        moved: Callable[[list[int]], None],
+        grew: Callable[[list[int]], None],
+        cut: Observer,
+    ) -> None:
+        self._database = database
+        self._spool = spool_directory
+        self._gates = gates
+        self._routes = routes
+        self._brains = brains
+        self._run = run
+        self._moved = moved
+        self._grew = grew
+        self._cut = cut
+        self._changed = threading.Condition()
+        self._wakes = 0
+        self._next_wake: str | None = None
+        self._stopping = False
+        self._abandoned = False
+        self._job_id: int | None = None
+        self._call: HttpCall | None = None
+        self._failed: Callable[[], None] = lambda: None
+        self.answer_waiting = False
+        """An answer is complete and cannot be stored for now."""
+        self.silent_until = time.monotonic()
+        """When the present step's declared silence ends, on the monotonic clock. Waiting for work has no end."""
+        self.is_waiting = False
+        self._thread = threading.Thread(target=self._loop, name="brainlane-worker")
+
+    def start(self, failed: Callable[[], None]) -> None:
+        """Begin. `failed` is called when the loop itself breaks, which ends the daemon."""
+        self._failed = failed
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something may have become claimable."""
+        with self._changed:
+            self._wakes += 1
+            self._changed.notify_all()
+
+    def cancel(self, job_id: int) -> None:
+        """Close the call of a job whose cancel is recorded, if it is the one in flight."""
+        with self._changed:
+            call = self._call if self._job_id == job_id else None
+        if call is not None:
+            call.abort(Reason.CANCEL_REQUESTED)
+
+    def stop(self) -> None:
+        """Claim nothing any more; the call in flight goes on."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Close the call in flight, and give up storing an answer that cannot be stored: its spool keeps it."""
+        with self._changed:
+            self._abandoned = True
+            call = self._call
+            self._changed.notify_all()
+        if call is not None:
+            call.abort(Reason.DAEMON_STOPPED)
+
+    def join(self, limit_s: float | None = None) -> bool:
+        """Wait for the loop to end. Return whether it has."""
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def run_one(self) -> bool:
+        """Claim one job, ask its brain, record what came. Return whether there was one."""
+        self._declare(STEP_S)
+        with self._database.write(first=True) as tx:  # lock taken
+            claim = store.claim_next(tx, self._gates.open_routes(tx), self._run)
+            if claim is None:
+                self._next_wake = queries.next_wake(tx, tx.now)
+        # Lock released: COMMIT has returned. A crash from here on leaves evidence, not a lock.
+        if claim is None:
+            return False
+        self._cut("claimed")
+        self._moved([claim.job_id])
+        events.claimed(claim.job_id, claim.attempt, claim.route)
+        evidence, ended = self._ask(claim)  # seconds to minutes; SQLite is idle
+        self._store(claim, evidence, ended)  # lock taken again, for milliseconds
+        return True  # only now may anyone be told
+
+    def _loop(self) -> None:
+        try:
+            while not self._stopping:
+                seen = self._wakes
+                try:
+                    worked = self.run_one()
+                except (errors.Busy, errors.CommitUnknown, sqlite3.Error) as error:
+                    events.claim_failed(str(error))
+                    self._pause(STORE_AGAIN_S)
+                    continue
+                if not worked:
+                    self._wait(seen)
+        except BaseException:
+            events.worker_failed()
+            self._failed()
+
+    def _wait(self, seen: int) -> None:
+        due_s = None
+        if self._next_wake is not None:
+            due_s = max(0.0, (wire.parse_time(self._next_wake) - datetime.now(UTC)).total_seconds())
+        with self._changed:
+            self.is_waiting = True
+            # For a submit, a resume, a stop, or the next due time.
+            self._changed.wait_for(lambda: self._stopping or self._wakes != seen, due_s)
+            self.is_waiting = False
+
+    def _pause(self, pause_s: float) -> None:
+        with self._changed:
+            # For the database to be free again, which nobody can announce.
+            self._changed.wait_for(lambda: self._abandoned, pause_s)
+
+    def _declare(self, silence_s: float) -> None:
+        self.silent_until = time.monotonic() + silence_s
+
+    def _ask(self, claim: store.Claim) -> tuple[states.Evidence, Ended]:
+        marks = _Marks(self._database, claim, self._routes[claim.route].secrets(), self._grew, self._cut)
+        try:
+            with self._spool.create(claim.job_id, claim.attempt) as writer:
+                marks.writer = writer
+                call = self._brains[claim.route].begin(claim.request, claim.model, f"{claim.job_id}-{claim.attempt}")
+                with self._changed:
+                    self._job_id, self._call = claim.job_id, call
+                    if self._abandoned:
+                        call.abort(Reason.DAEMON_STOPPED)
+                self._declare(call.longest_s + STEP_S)
+                try:
+                    ended = call.run(marks)
+                finally:
+                    with self._changed:
+                        self._job_id, self._call = None, None
+                writer.close(whole=ended.whole)
+                if writer.failure is not None:
+                    events.spool_failed(claim.job_id, claim.attempt, str(writer.failure))
+        except errors.CancelAsked:
+            ended = Ended(cut_by=Reason.CANCEL_REQUESTED if not self._abandoned else Reason.DAEMON_STOPPED)
+        except (errors.BrainlaneError, sqlite3.Error, OSError) as error:
+            ended = Ended()
+            marks.not_sent_because(error)
+        self._cut("answered")
+        return marks.evidence_of(ended), ended
+
+    def _store(self, claim: store.Claim, evidence: states.Evidence, ended: Ended) -> None:
+        since = time.monotonic()
+        while True:
+            self._declare(STEP_S)
+            try:
+                with self._database.write(first=True) as tx:
+                    verdict = verdicts.judge(evidence, ended.reply, self._terms(tx, claim))
+                    moved = record.record(tx, self._gates, claim.job_id, claim.attempt, claim.route, evidence, verdict)
+                    if verdict.reason is Reason.EVIDENCE_CONTRADICTS:
+                        store.pause(tx, verdict.detail, store.Caller(uid=0, user="brainlaned"))
+                break
+            except errors.Superseded as error:
+                # After a commit whose outcome was unknown this is how we learn that it had succeeded.
+                events.superseded(claim.job_id, claim.attempt, str(error))
+                self._set_answer_waiting(False)
+                return
+            except (errors.Busy, errors.CommitUnknown, sqlite3.Error) as error:
+                if not self.answer_waiting:
+                    events.answer_waiting(claim.job_id, claim.attempt, str(error))
+                self._set_answer_waiting(True)
+                if self._abandoned:
+                    return
+                self._pause(STORE_AGAIN_S)
+        self._cut("stored")
+        if self.answer_waiting:
+            events.answer_stored(claim.job_id, claim.attempt, time.monotonic() - since)
+        self._set_answer_waiting(False)
+        try:
+            self._spool.remove(claim.job_id, claim.attempt)
+        except OSError as error:
+            events.spool_failed(claim.job_id, claim.attempt, str(error))
+        events.ended(claim.job_id, claim.attempt, claim.route, verdict.job, verdict.reason, verdict.detail)
+        if verdict.reason is Reason.EVIDENCE_CONTRADICTS:
+            events.lane_stopped_by_contradiction(claim.job_id, verdict.detail)
+        self._moved(moved)
+
+    def _set_answer_waiting(self, waiting: bool) -> None:
+        self.answer_waiting = waiting
+
+    def _terms(self, tx: db.Transaction, claim: store.Claim) -> verdicts.Terms:
+        route = self._routes[claim.route]
+        return verdicts.Terms(
+            may_run_twice=claim.may_run_twice,
+            attempts_left=claim.attempts_left,
+            attempts_used=claim.attempts_used,
+            names_model=claim.names_model,
+            require_complete=claim.require_complete,
+            retry_first_s=route.retry_first_s,
+            retry_cap_s=route.retry_cap_s,
+            cancel_requested=store.is_cancel_requested(tx, claim.job_id),
+            secrets=route.secrets(),
+        )
+
+
+class _Marks:
+    """The evidence of the attempt in flight: committed where it decides, remembered everywhere.
+
+    Only `armed` may raise. The later marks are best effort with a short patience, and written again with the result.
+    """
+
+    def __init__(
+        self,
+        database: db.Database,
+        claim: store.Claim,
+        secrets: tuple[str, ...],
+        grew: Callable[[list[int]], None],
+        cut: Observer,
+    ) -> None:
+        self._database = database
+        self._claim = claim
+        self._secrets = secrets
+        self._grew = grew
+        self._cut = cut
+        self._evidence = states.Evidence()
+        self._body_start = b""
+        self.writer: spool.Writer | None = None
+
+    def armed(self) -> None:
+        self._cut("arming")
+        try:
+            with self._database.write(first=True) as tx:
+                store.arm(tx, self._claim.job_id, self._claim.attempt)
+        except errors.CommitUnknown:
+            # The mark may be on the disk. That nothing was sent is known to us alone, so it is said in the other mark.
+            self._see(send_failed_at=_now())
+            raise
+        self._see(armed_at=tx.now)
+        self._cut("armed")
+
+    def sent(self) -> None:
+        self._see(sent_at=_now())
+        self._write()
+        self._cut("sent")
+
+    def send_failed(self) -> None:
+        self._see(send_failed_at=_now())
+        self._write()
+        self._cut("send-failed")
+
+    def headers(self, status: int, headers: Mapping[str, str]) -> None:
+        upstream_id = next((headers[name] for name in UPSTREAM_ID_HEADERS if name in headers), None)
+        now = _now()
+        if self.writer is not None:
+            self.writer.head(status, headers, now)
+        self._see(headers_at=now, http_status=status, upstream_id=upstream_id, headers=headers, spooled=True)
+        self._write()
+        self._cut("headers")
+
+    def body(self, chunk: bytes) -> None:
+        if self._evidence.first_byte_at is None:
+            self._see(first_byte_at=_now())
+        if len(self._body_start) < _BODY_START:
+            self._body_start = (self._body_start + chunk)[:_BODY_START]
+        if self.writer is not None:
+            self.writer.body(chunk)
+        self._grew([self._claim.job_id])
+        self._cut("body")
+
+    def not_sent_because(self, error: Exception) -> None:
+        self._see(fault=scrub(f"{type(error).__name__}: {error}", self._secrets)[:_BODY_START])
+
+    def evidence_of(self, ended: Ended) -> states.Evidence:
+        return dataclasses.replace(
+            self._evidence,
+            ended_at=_now(),
+            whole=ended.whole,
+            cut_by=ended.cut_by,
+            error=ended.error,
+            body_start=self._body_start,
+        )
+
+    def _see(self, **seen: object) -> None:
+        self._evidence = dataclasses.replace(self._evidence, **seen)  # type: ignore[arg-type]
+
+    def _write(self) -> None:
+        try:
+            with self._database.write(first=True, patience_s=db.MARK_PATIENCE_S) as tx:
+                store.record_evidence(tx, self._claim.job_id, self._claim.attempt, self._evidence)
+        except (errors.BrainlaneError, sqlite3.Error):
+            return  # written again with the result
+
+
+def _now() -> str:
+    return wire.format_time(datetime.now(UTC))
