@@ -4,7 +4,7 @@ states.py, migrations/0001_lane.sql, store.py, worker.py, recovery.py, api.py, d
 
 Arrows point down only; rooms on one line never import each other:
 
-    __main__
+    __main__  localbrain
     daemon
     api  worker  recovery  server
     record  intake

@@ -23,10 +23,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 @app.command()
 def brainlaned(
     configuration: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="Read this configuration file.")
+        Path | None, typer.Option("--config", metavar="FILE", readable=False, help="Read this configuration file.")
     ] = None,
     state_dir: Annotated[
-        Path | None, typer.Option("--state-dir", metavar="DIR", help="Keep database and spool here.")
+        Path | None, typer.Option("--state-dir", metavar="DIR", readable=False, help="Keep database and spool here.")
     ] = None,
     socket: Annotated[Path | None, typer.Option("--socket", metavar="PATH", help="Listen here.")] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
@@ -83,9 +83,8 @@ def _configuration() -> Path | None:
 def main() -> None:
     """Run brainlaned; usage errors exit with 64, as sysexits.h has it."""
     try:
-        app(standalone_mode=False)
-    except typer.Exit as end:
-        sys.exit(end.exit_code)
+        # Without standalone mode a typer.Exit comes back as the value of the call.
+        sys.exit(app(standalone_mode=False))
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except Exception as error:

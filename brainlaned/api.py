@@ -26,7 +26,6 @@ from .brains.reply import ReplyReader
 from .db import Database, Transaction
 from .gate import Gates
 from .wire import Decision, ErrorKind, Status
-from .worker import Worker
 
 MAX_WAITERS = 2000
 BODY_S = 10.0
@@ -108,7 +107,8 @@ class Api:
         configuration: config.Config,
         database: Database,
         acceptor: Acceptor,
-        worker: Worker,
+        cancel_call: Callable[[int], None],
+        is_answer_waiting: Callable[[], bool],
         gates: Gates,
         spool_directory: spool.Spool,
         access_list: access.AccessList,
@@ -119,7 +119,8 @@ class Api:
         self.configuration = configuration
         self.database = database
         self.acceptor = acceptor
-        self.worker = worker
+        self.cancel_call = cancel_call
+        self.is_answer_waiting = is_answer_waiting
         self.gates = gates
         self.spool = spool_directory
         self.access_list = access_list
@@ -239,7 +240,7 @@ async def submit(api: Api, request: Request) -> Response:
 
 async def list_jobs(api: Api, request: Request) -> Response:
     selection = _selection(request)
-    waiting = api.worker.answer_waiting
+    waiting = api.is_answer_waiting()
     return _json(await api.read(lambda source: queries.jobs(source, selection, answer_waiting=waiting)))
 
 
@@ -248,20 +249,22 @@ async def show(api: Api, request: Request) -> Response:
     wait_s = _wait_s(request)
 
     async def look() -> dict[str, Any]:
-        waiting = api.worker.answer_waiting
+        waiting = api.is_answer_waiting()
         return await api.read(lambda source: queries.job_with_attempts(source, job_id, answer_waiting=waiting))
 
     if wait_s == 0:
         return _json(await look())
     deadline = asyncio.get_running_loop().time() + wait_s
-    with api.waiters.counted():
+    with api.waiters.counted(), _hang_up_of(request) as hung_up:
         while True:
             with api.waiters.watching(job_id) as moved:
                 status = await api.read(lambda source: queries.job_status(source, job_id))
                 left_s = deadline - asyncio.get_running_loop().time()
                 if status not in {Status.QUEUED, Status.RUNNING} or left_s <= 0 or api.is_over:
                     return _json(await look())
-                await asyncio.wait({moved}, timeout=left_s)
+                await asyncio.wait({moved, hung_up}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if hung_up.done():
+                    raise ClientDisconnect
 
 
 async def output(api: Api, request: Request) -> Response:
@@ -284,6 +287,7 @@ async def response(api: Api, request: Request) -> Response:
 async def stream(api: Api, request: Request) -> Response:
     job_id = _job_id(request)
     await _check_owner(api, request, job_id)
+    _only(request, "from")
     start = _whole_number(request, "from", 0, lowest=0)
     api.waiters.make_room()
     return StreamingResponse(_stream(api, job_id, start), media_type="text/event-stream")
@@ -300,7 +304,7 @@ async def cancel(api: Api, request: Request) -> Response:
 
     answer = await _decided(api, request, job_id, Decision.CANCEL, change)
     # The intent is durable; if a call of this job is in flight, closing the line is all that is left.
-    api.worker.cancel(job_id)
+    api.cancel_call(job_id)
     return answer
 
 
@@ -354,7 +358,7 @@ async def resume(api: Api, request: Request) -> Response:
 
 async def status(api: Api, request: Request) -> Response:
     lane = await api.read(queries.lane)
-    lane["lane"]["answer_waiting"] = api.worker.answer_waiting
+    lane["lane"]["answer_waiting"] = api.is_answer_waiting()
     if api.is_stopping:
         lane["lane"]["state"] = "stopping"
     return _json({**api.about, **lane})
@@ -432,11 +436,9 @@ class _Follower:
                 self._skip = 0
             self._attempt, self._reader, self._bytes_read, self._position = attempt, ReplyReader(), 0, 0
         if where is Status.RUNNING:
-            part = self._api.spool.find(self._job_id, attempt)
-            if part is not None:
-                for chunk in part.body(self._bytes_read):
-                    self._bytes_read += len(chunk)
-                    found += self._text(self._reader.feed(chunk))
+            for chunk in _spooled(self._api, self._job_id, attempt, self._bytes_read):
+                self._bytes_read += len(chunk)
+                found += self._text(self._reader.feed(chunk))
         elif where is not Status.QUEUED:
             found += self._text((text or "")[self._position :])
             found.append(_event("end", job))
@@ -455,16 +457,22 @@ def _event(name: str, data: Any, position: int | None = None) -> bytes:
     return f"{prefix}event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
+def _spooled(api: Api, job_id: int, attempt: int, start: int) -> Iterator[bytes]:
+    # Between finding and opening it the file may get its other name, or be stored and gone: the next look tells.
+    with contextlib.suppress(FileNotFoundError):
+        part = api.spool.find(job_id, attempt)
+        if part is not None:
+            yield from part.body(start)
+
+
 def _partial(api: Api, job_id: int) -> str:
     with api.database.read() as connection:
         text, attempt, where = queries.part(connection, job_id)
     if text is None and where is Status.RUNNING:
-        part = api.spool.find(job_id, attempt)
-        if part is not None:
-            reader = ReplyReader()
-            for chunk in part.body():
-                reader.feed(chunk)
-            text = reader.close().output
+        reader = ReplyReader()
+        for chunk in _spooled(api, job_id, attempt, 0):
+            reader.feed(chunk)
+        text = reader.close().output or None
     if text is None:
         raise errors.Refused(
             ErrorKind.NO_OUTPUT,
@@ -473,6 +481,21 @@ def _partial(api: Api, job_id: int) -> str:
             retry_safe=True,
         )
     return text
+
+
+@contextlib.contextmanager
+def _hang_up_of(request: Request) -> Iterator[asyncio.Task[None]]:
+    """Lend a task that is done when the client is gone, so that nobody waits for one who does not."""
+
+    async def receive() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task = asyncio.create_task(receive())
+    try:
+        yield task
+    finally:
+        task.cancel()
 
 
 async def _check_owner(api: Api, request: Request, job_id: int) -> None:

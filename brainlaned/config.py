@@ -9,18 +9,20 @@ route.
 import math
 import os
 import re
+import ssl
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from . import errors, wire
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
+_URL = re.compile(r"[\x21-\x7e]+")
 _SHORTEST_SECRET = 4  # removing shorter ones from texts would only garble them
 
 
@@ -72,6 +74,9 @@ class Route:
         """Everything that must not appear in a text about this route, the longest first."""
         parts = urlsplit(self.base_url)
         found = {parts.username, parts.password, *(value for _, value in parse_qsl(parts.query))}
+        # An address is echoed as it was written as well as decoded.
+        found |= {pair.partition("=")[2] for pair in parts.query.split("&")}
+        found |= {unquote(text) for text in found if text}
         found |= {self.api_key.reveal()} if self.api_key else set()
         found |= {value.reveal() for value in self.headers.values()}
         if self.proxy:
@@ -125,10 +130,10 @@ def load(path: Path | None) -> Config:
         raise _refusal(f"cannot read configuration '{path}': {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise _refusal(f"cannot read configuration '{path}': byte {error.start} is not UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise _refusal(f"cannot read configuration '{path}': {error}") from error
     except _Wrong as error:
         raise _refusal(f"cannot use configuration '{path}': {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise _refusal(f"cannot read configuration '{path}': {error}") from error
 
 
 def parse(document: Mapping[str, Any]) -> Config:
@@ -191,11 +196,19 @@ def _route(name: str, table: "_Table") -> Route:
         max_output_mib=table.whole("max_output_mib", 32),
         api_key=_api_key(table),
         headers=_headers(table),
-        ca_file=Path(ca_file) if ca_file else None,
+        ca_file=_ca_file(f"routes.{name}.ca_file", ca_file) if ca_file else None,
         proxy=Secret(_checked_url(f"routes.{name}.proxy", proxy, hidden=True)) if proxy else None,
     )
     table.end()
     return route
+
+
+def _ca_file(key: str, text: str) -> Path:
+    try:
+        ssl.create_default_context(cafile=text)
+    except OSError as error:  # ssl.SSLError is one
+        raise _Wrong(f"{key} is '{text}': {error.strerror or error}") from error
+    return Path(text)
 
 
 def _api_key(table: "_Table") -> Secret | None:
@@ -216,12 +229,12 @@ def _api_key(table: "_Table") -> Secret | None:
         raise _Wrong(f"{table.path}.api_key is not the name of a credential")
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     if directory is None:
-        raise _Wrong(f"{table.path}.api_key is '{name}', and there is no $CREDENTIALS_DIRECTORY to find it in")
+        raise _Wrong(f"{table.path}.api_key is given, and there is no $CREDENTIALS_DIRECTORY to find it in")
     # LoadCredential= of a directory called "keys" shows its files as keys_NAME (systemd.exec(5)).
     for candidate in (Path(directory, name), Path(directory, f"keys_{name}")):
         if candidate.exists():
             return _read_secret(f"{table.path}.api_key", candidate)
-    raise _Wrong(f"{table.path}.api_key is '{name}', and no such credential was passed")
+    raise _Wrong(f"{table.path}.api_key names a credential that was not passed")
 
 
 def _read_secret(key: str, path: Path) -> Secret:
@@ -256,6 +269,8 @@ def _checked_url(key: str, url: str, *, hidden: bool = False) -> str:
         port = parts.port
     except ValueError as error:
         raise _Wrong(f"{key} is {shown}: {error}") from error
+    if not _URL.fullmatch(url):
+        raise _Wrong(f"{key} has characters that an address cannot have")
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise _Wrong(f"{key} is {shown}, and must be an http:// or https:// address")
     if port == 0:
@@ -272,7 +287,7 @@ class _Table:
 
     def __init__(self, path: str, values: Any) -> None:
         if not isinstance(values, Mapping):
-            raise _Wrong(f"{path} must be a table")
+            raise _Wrong(f"{path} is {values!r:.60}, and must be a table")
         self.path = path
         self._values = dict(values)
 
@@ -309,7 +324,7 @@ class _Table:
     def number(self, name: str, default: float) -> float:
         value: float = self._take(name, default, "a number", int, float)
         # A century is more than any of these can mean, and the arithmetic of dates stays far from its ends.
-        if not math.isfinite(value) or abs(value) > 3_200_000_000:
+        if abs(value) > 3_200_000_000 or not math.isfinite(value):
             raise _Wrong(f"{self._key(name)} is {value!r}, which is out of range")
         return value
 

@@ -111,7 +111,14 @@ class _Lane:
             loop.add_signal_handler(number, self._signals.put_nowait, signal.Signals(number).name)
         # Unhandled it would end the process, and look like an orderly stop. There is no reload: restart instead.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        await asyncio.to_thread(self._recover)
+        try:
+            await asyncio.to_thread(self._recover)
+        except (sqlite3.Error, errors.Busy, errors.CommitUnknown) as error:
+            raise errors.StartRefused(
+                DaemonExit.DATABASE,
+                f"cannot use database '{self._database.path}': {error}",
+                f"sqlite3 {self._database.path} 'pragma integrity_check'",
+            ) from error
         access_list = access.AccessList(self._configuration.access)
         await asyncio.to_thread(access_list.warn_of_unknown_groups)
         self._waiters.start()
@@ -120,7 +127,8 @@ class _Lane:
             configuration=self._configuration,
             database=self._database,
             acceptor=self._acceptor,
-            worker=self._worker,
+            cancel_call=self._worker.cancel,
+            is_answer_waiting=lambda: self._worker.answer_waiting,
             gates=self._gates,
             spool_directory=self._spool,
             access_list=access_list,

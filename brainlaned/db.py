@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from . import errors, wire
 
@@ -80,6 +81,7 @@ class Database:
         """
         newest = max(_numbered_migrations())
         self._refuse_newer(self._version_in_header(), newest)
+        self._refuse_newer(self._version_in_log(), newest)
         try:
             with self.write() as tx:
                 version = _user_version(tx)
@@ -117,7 +119,9 @@ class Database:
                 connection.execute("begin immediate")
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
-                    raise errors.Busy(f"cannot write '{self.path}': another process holds it") from error
+                    raise errors.Busy(
+                        f"cannot write '{self.path}': another process holds it; nothing was stored"
+                    ) from error
                 raise
             try:
                 yield Transaction(connection)
@@ -159,10 +163,14 @@ class Database:
     def _open_writer(self) -> sqlite3.Connection:
         if self._writer is None:
             connection = self._connect()
-            mode = connection.execute("pragma journal_mode = wal").fetchone()[0]
-            connection.execute("pragma synchronous = full")
-            connection.execute("pragma foreign_keys = on")
-            synchronous = connection.execute("pragma synchronous").fetchone()[0]
+            try:
+                mode = connection.execute("pragma journal_mode = wal").fetchone()[0]
+                connection.execute("pragma synchronous = full")
+                connection.execute("pragma foreign_keys = on")
+                synchronous = connection.execute("pragma synchronous").fetchone()[0]
+            except sqlite3.Error:
+                connection.close()
+                raise
             # Accepted means durable only with these two, and SQLite does not complain when it cannot give them.
             if mode != "wal" or synchronous != _SYNCHRONOUS_FULL:
                 connection.close()
@@ -191,6 +199,19 @@ class Database:
         version: int = struct.unpack_from(">i", header, _USER_VERSION_OFFSET)[0]
         return version if header.startswith(b"SQLite format 3\0") else 0
 
+    def _version_in_log(self) -> int:
+        # A newer program may have died before its log was copied back; only a connection that cannot write leaves the
+        # two as they are when it closes.
+        log = self.path.with_name(f"{self.path.name}-wal")
+        if not (log.exists() and log.stat().st_size):
+            return 0
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{quote(str(self.path))}?mode=ro", uri=True)) as connection:
+                version: int = connection.execute("pragma user_version").fetchone()[0]
+        except sqlite3.Error:
+            return 0  # what is wrong with it will be found by those who may say so
+        return version
+
     def _refuse_newer(self, version: int, newest: int) -> None:
         if version > newest:
             raise errors.StartRefused(
@@ -216,7 +237,7 @@ class _Turn:
             self._first_waiting -= first
             if not free:
                 self._changed.notify_all()
-                raise errors.Busy("cannot write: the lane's own writers are busy")
+                raise errors.Busy("cannot write: the lane's own writers are busy; nothing was stored")
             self._held = True
         try:
             yield
@@ -243,4 +264,6 @@ def _apply(tx: Transaction, number: int, script: Path) -> None:
         if sqlite3.complete_statement(statement):
             tx.execute(statement)
             statement = ""
+    if statement.strip():
+        raise ValueError(f"{script.name} ends in the middle of a statement")
     tx.execute(f"pragma user_version = {number}")

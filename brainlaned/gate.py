@@ -48,7 +48,8 @@ class Gates:
             return None
         next_probe = None
         if not closing.operator_only:
-            wait_s = closing.wait_s if closing.wait_s is not None else self._growing_wait_s(route, refusals[0])
+            # A named wait of nothing would be asked in a circle.
+            wait_s = closing.wait_s or self._growing_wait_s(route, refusals[0])
             next_probe = wire.format_time(tx.moment + timedelta(seconds=wait_s))
         tx.execute(
             """

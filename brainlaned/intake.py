@@ -22,12 +22,17 @@ FURTHEST = timedelta(days=366 * 10)
 
 _SHOWN = 60
 
+_Way = tuple["_Way", str | int] | None
+"""How a value is reached from the body: the way to what holds it, and the last step."""
+
 
 def submission(body: bytes, configuration: config.Config) -> store.Submission:
     """Read the body of `POST /v1/jobs`. Raises Refused (invalid) naming the field."""
     fields = _Fields("", document(body))
     request = fields.take("request", dict, "an object", required=True)
-    route_name = fields.take("route", str, "the name of a route") or configuration.default_route
+    route_name = fields.take("route", str, "the name of a route")
+    if route_name is None:
+        route_name = configuration.default_route
     route = configuration.routes.get(route_name)
     if route is None:
         raise _invalid(
@@ -132,28 +137,39 @@ def _no_constant(name: str) -> Any:
 
 def _check_values(root: Any) -> None:
     # Not recursive: the depth of what arrives is the sender's choice.
-    left: list[tuple[str, Any, int]] = [("", root, 1)]
+    # A step of the way is one link to the one before, and becomes text only in a refusal.
+    left: list[tuple[_Way, Any, int]] = [(None, root, 1)]
     while left:
-        path, value, depth = left.pop()
+        way, value, depth = left.pop()
         if isinstance(value, dict | list) and depth > wire.MAX_NESTING:
-            raise _invalid(path.split(".")[0] or "body", f"it is nested over {wire.MAX_NESTING} deep")
+            raise _invalid(_path(way).split(".")[0] or "body", f"it is nested over {wire.MAX_NESTING} deep")
         if isinstance(value, str):
-            _check_text(path, value)
+            _check_text(way, value)
         elif isinstance(value, float) and not math.isfinite(value):
-            raise _invalid(path, "the number is too large")
+            raise _invalid(_path(way), "the number is too large")
         elif isinstance(value, dict):
             for key, item in value.items():
-                _check_text(path or "body", key)
-                left.append((f"{path}.{key}" if path else key, item, depth + 1))
+                _check_text(way, key)
+                left.append(((way, key), item, depth + 1))
         elif isinstance(value, list):
-            left.extend((f"{path}[{index}]", item, depth + 1) for index, item in enumerate(value))
+            left.extend(((way, index), item, depth + 1) for index, item in enumerate(value))
 
 
-def _check_text(path: str, text: str) -> None:
+def _path(way: "_Way") -> str:
+    steps: list[str] = []
+    while way is not None:
+        way, step = way
+        steps.append(f"[{step}]" if isinstance(step, int) else f".{_show(step)}")
+    return "".join(reversed(steps)).removeprefix(".")
+
+
+def _check_text(way: "_Way", text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _invalid(path, f"character {error.start} is a lone surrogate, which is no Unicode text") from error
+        raise _invalid(
+            _path(way) or "body", f"character {error.start} is a lone surrogate, which is no Unicode text"
+        ) from error
 
 
 def _check_request(request: dict[str, Any]) -> str | None:
@@ -245,7 +261,8 @@ class _Fields:
 
 def _show(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=repr)
-    return text[:_SHOWN] + ("..." if len(text) > _SHOWN else "")
+    # What is refused may be no Unicode text; the refusal must be.
+    return text[:_SHOWN].encode(errors="backslashreplace").decode() + ("..." if len(text) > _SHOWN else "")
 
 
 def _invalid(field: str, cause: str) -> errors.Refused:

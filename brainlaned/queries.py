@@ -76,7 +76,7 @@ def next_wake(source: Executes, now: str) -> str | None:
     row = source.execute(
         """
         select min(due) from (
-            select min(due_at) as due from jobs where status = 'queued' and due_at > :now
+            select min(due_at) as due from jobs indexed by due where status = 'queued' and due_at > :now
             union all
             select min(next_probe_at) from gates where next_probe_at > :now
         )
@@ -255,7 +255,7 @@ def lane(source: Executes) -> dict[str, Any]:
     oldest = source.execute(
         """
         select id, created_at, round((julianday('now') - julianday(created_at)) * 86400, 3) as age_s
-        from jobs where status = 'queued' order by created_at limit 1
+        from jobs indexed by acceptance where status = 'queued' order by created_at limit 1
         """,
         {},
     ).fetchone()

@@ -6,6 +6,7 @@ A live worker and recovery after a crash both record through here, so that the s
 from . import states, store
 from .db import Transaction
 from .gate import Gates
+from .wire import AttemptStatus
 
 
 def record(
@@ -28,5 +29,7 @@ def record(
             store.strike(tx, job_id, route)
     elif verdict.opens:
         gates.open(tx, route)
-        moved += store.hold_suspects(tx, route, job_id)
+        # Only a job that was served makes the ones put off before it suspect; a refused one proves nothing.
+        if verdict.attempt is AttemptStatus.SUCCEEDED:
+            moved += store.hold_suspects(tx, route, job_id)
     return moved

@@ -5,14 +5,16 @@ is no longer read, what has been accepted is answered, then the connections end.
 """
 
 import asyncio
+import json
 import logging
 import socket
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from . import access
+from . import access, wire
 
 KEEP_ALIVE_S = 15
 DRAIN_S = 0.1
@@ -28,6 +30,29 @@ class _PeerProtocol(H11Protocol):
         super().connection_made(transport)
         uid, pid = access.peer_of(transport.get_extra_info("socket"))
         self.app_state = {**self.app_state, "uid": uid, "pid": pid}
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP in the shape of every other refusal, and close."""
+        error = {
+            "kind": wire.ErrorKind.INVALID,
+            "message": "cannot read the request: it is not HTTP/1.1, or its head is too large",
+            "next_action": "man brainlaned-api",
+            "retry_safe": False,
+        }
+        body = json.dumps({"error": error}).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (wire.PROTOCOL_HEADER.encode(), wire.PROTOCOL.encode()),
+            (b"connection", b"close"),
+        ]
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
 
 
 class Server(uvicorn.Server):

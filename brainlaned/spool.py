@@ -95,7 +95,7 @@ class Spool:
         for suffix in ("part", "whole"):
             path = self._directory / f"{job_id}-{attempt}.{suffix}"
             if path.exists():
-                kept.append(path.rename(path.with_suffix(f".orphan-{run}")))
+                kept.append(path.rename(path.with_suffix(f".{suffix}-orphan-{run}")))
         return kept
 
 
@@ -147,7 +147,10 @@ class Writer:
             if self._timer is not None:
                 self._timer.cancel()
             self._sync()
-            os.close(self._descriptor)
+            try:
+                os.close(self._descriptor)
+            except OSError as error:
+                self.failure = self.failure or error
             # The name follows the synced bytes. A name lost in a power cut leaves the bytes to speak for themselves.
             if whole and self.failure is None:
                 try:
@@ -191,7 +194,7 @@ def _read_part(path: Path, *, whole: bool) -> Part:
             whole=whole,
             body_offset=len(line),
         )
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return Part(path=path, status=None, headers={}, headers_at=None, whole=False, body_offset=0)
 
 

@@ -18,9 +18,6 @@ from . import config, errors, states, wire
 from .db import Transaction
 from .wire import Decision, Flag, Priority, Reason, Status
 
-SUSPICIOUS_STRIKES = 3
-"""How often in a row a brain may put off a job before the next one is tried in its place."""
-
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -144,7 +141,9 @@ def accept(
 
 def claim_next(tx: Transaction, routes: Sequence[config.OpenRoute], run: str) -> Claim | None:
     """Take the first job in line over all routes that may be asked, and begin an attempt. None: nothing to do."""
-    tx.execute("update jobs set due_at = null where status = 'queued' and due_at <= :now", {"now": tx.now})
+    tx.execute(
+        "update jobs indexed by due set due_at = null where status = 'queued' and due_at <= :now", {"now": tx.now}
+    )
     if tx.execute("select paused_at from lane").fetchone()[0] is not None:
         return None
     heads = []
@@ -208,10 +207,10 @@ def _head_of_line(tx: Transaction, candidate: config.OpenRoute) -> sqlite3.Row |
         head: sqlite3.Row | None = tx.execute(
             """
             select id, place_at from jobs
-            where status = 'queued' and due_at is null and route = :route and (:suspects or strikes < :suspicious)
+            where status = 'queued' and due_at is null and route = :route and (:suspects or strikes < 3)
             order by place_at, id limit 1
             """,
-            {"route": candidate.route.name, "suspects": suspects, "suspicious": SUSPICIOUS_STRIKES},
+            {"route": candidate.route.name, "suspects": suspects},
         ).fetchone()
         if head is not None:
             return head
@@ -330,6 +329,7 @@ def finish(
     tx.execute(
         """
         update jobs set attempts_used = attempts_used + :used, unclean_deaths = unclean_deaths - :clean,
+            strikes = case when :answered then 0 else strikes end,
             finish_reason = :finish_reason, flags = :flags, usage = :usage
         where id = :id
         """,
@@ -337,6 +337,7 @@ def finish(
             "id": job_id,
             "used": verdict.uses_attempt,
             "clean": not unclean,
+            "answered": verdict.opens,
             "finish_reason": verdict.finish_reason,
             "flags": _json(sorted(verdict.flags)),
             "usage": _json_or_none(verdict.usage),
@@ -390,13 +391,17 @@ def settle_contradiction(tx: Transaction, job_id: int, attempt: int) -> str:
 
 
 def strike(tx: Transaction, job_id: int, route: str) -> None:
-    """Count that the brain put off this very job. Another one that it puts off as well clears an earlier suspect."""
+    """Count that the brain put off this very job. Three times in a row make it a suspect.
+
+    Another job that is put off as well clears an earlier suspect. The number stands in the statements, since a bound
+    parameter would keep SQLite from the partial index.
+    """
     tx.execute(
         """
-        update jobs set strikes = 0
-        where status = 'queued' and route = :route and strikes >= :suspicious and id <> :id
+        update jobs indexed by suspects set strikes = 0
+        where status = 'queued' and route = :route and strikes >= 3 and id <> :id
         """,
-        {"route": route, "suspicious": SUSPICIOUS_STRIKES, "id": job_id},
+        {"route": route, "id": job_id},
     )
     tx.execute("update jobs set strikes = strikes + 1 where id = :id", {"id": job_id})
 
@@ -405,10 +410,10 @@ def hold_suspects(tx: Transaction, route: str, served_job_id: int) -> list[int]:
     """Hold each job that the brain kept putting off, now that it has served another. Return their ids."""
     suspects = tx.execute(
         """
-        select id, attempt_count, strikes from jobs
-        where status = 'queued' and route = :route and strikes >= :suspicious and id <> :id
+        select id, attempt_count, strikes from jobs indexed by suspects
+        where status = 'queued' and route = :route and strikes >= 3 and id <> :id
         """,
-        {"route": route, "suspicious": SUSPICIOUS_STRIKES, "id": served_job_id},
+        {"route": route, "id": served_job_id},
     ).fetchall()
     for job in suspects:
         detail = f"put off {job['strikes']} times in a row, while job {served_job_id} was served at {tx.now}"
@@ -580,7 +585,7 @@ def end_run(tx: Transaction, run: str, ending: str) -> None:
 
 def _acceptance_moment(tx: Transaction) -> datetime:
     # A clock that was set back must not let a later submit overtake those that still wait.
-    latest = tx.execute("select max(created_at) from jobs where status = 'queued'").fetchone()[0]
+    latest = tx.execute("select max(created_at) from jobs indexed by acceptance where status = 'queued'").fetchone()[0]
     return tx.moment if latest is None else max(tx.moment, wire.parse_time(latest))
 
 

@@ -185,7 +185,7 @@ class Worker:
                     events.spool_failed(claim.job_id, claim.attempt, str(writer.failure))
         except errors.CancelAsked:
             ended = Ended(cut_by=Reason.CANCEL_REQUESTED if not self._abandoned else Reason.DAEMON_STOPPED)
-        except (errors.BrainlaneError, sqlite3.Error, OSError) as error:
+        except Exception as error:  # whatever kept us from sending, nothing has left: the brain raises only before
             ended = Ended()
             marks.not_sent_because(error)
         self._cut("answered")

@@ -103,7 +103,7 @@ class HttpCall:
         self._lock = threading.Lock()
         self._line: socket.socket | None = None
         self._cut_by: Reason | None = None
-        self._not_armed: errors.BrainlaneError | None = None
+        self._not_armed: Exception | None = None
 
     @property
     def longest_s(self) -> float:
@@ -199,7 +199,7 @@ class HttpCall:
                 if self._cut_by is not None:
                     raise errors.CancelAsked(f"cannot arm the call: {self._cut_by} came first")
             marks.armed()
-        except errors.BrainlaneError as error:
+        except Exception as error:
             self._not_armed = error
             raise
 

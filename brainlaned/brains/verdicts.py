@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
 
@@ -360,9 +360,9 @@ def retry_after_s(headers: Mapping[str, str], headers_at: str | None) -> float |
 def _http_date(text: str) -> datetime | None:
     try:
         moment = email.utils.parsedate_to_datetime(text)
-    except ValueError:
+        return moment.astimezone(UTC) if moment.tzinfo else None
+    except (ValueError, OverflowError):
         return None
-    return moment if moment.tzinfo else None
 
 
 def _code_of(error: Mapping[str, Any]) -> str | None:
@@ -371,8 +371,9 @@ def _code_of(error: Mapping[str, Any]) -> str | None:
     inner = error.get("innererror")
     if isinstance(inner, Mapping) and isinstance(inner.get("code"), str):
         codes.append(inner["code"].lower())
-    known = [code for code in codes if code in QUOTA_CODES | FILTER_CODES or re.fullmatch(r"[345]\d\d", code)]
-    return next(iter(known or codes), None)
+    known = [code for code in codes if code in QUOTA_CODES | FILTER_CODES]
+    numeric = [code for code in codes if re.fullmatch(r"[345]\d\d", code)]
+    return next(iter(known or numeric or codes), None)
 
 
 def _is_loading(reply: Reply | None) -> bool:
