@@ -9,7 +9,8 @@ a command line that is typed often must start fast.
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +22,7 @@ from brainlaned.wire import MAX_LIST, VERSION, Decision, ErrorKind, Exit, Priori
 
 from . import out, render, text
 from .client import Answer
-from .errors import INTERRUPTED, Problem, say, usage
+from .errors import INTERRUPTED, Interrupted, Problem, say, usage
 from .session import Session
 
 if TYPE_CHECKING:
@@ -172,7 +173,9 @@ def submit(
     if not wait:
         _print(session, answer.body, lambda found: [str(found["id"])])
         return Exit.OK
-    return _wait_for_answer(session, answer.object()["id"], timeout)
+    job = answer.object()["id"]
+    with _free_to_leave(job):
+        return _wait_for_answer(session, job, timeout)
 
 
 def list_jobs(
@@ -232,14 +235,15 @@ def follow(ctx: typer.Context, job: JobId, raw: Raw = False) -> int:
     from .wait import follow
 
     session: Session = ctx.obj
-    if session.json:
-        return _verdict(session, _until(session, job, FOREVER), show_json=True)
-    live = out.Live(raw=raw)
-    try:
-        waited = follow(session.lane(), job, FOREVER, live.write)
-    finally:
-        live.end()
-    return _verdict(session, waited)
+    with _free_to_leave(job):
+        if session.json:
+            return _verdict(session, _until(session, job, FOREVER), show_json=True)
+        live = out.Live(raw=raw)
+        try:
+            waited = follow(session.lane(), job, FOREVER, live.write)
+        finally:
+            live.end()
+        return _verdict(session, waited)
 
 
 def wait(ctx: typer.Context, jobs: JobIds, timeout: Timeout = None) -> int:
@@ -248,7 +252,8 @@ def wait(ctx: typer.Context, jobs: JobIds, timeout: Timeout = None) -> int:
     deadline = _deadline(timeout)
     ended: list[Waited] = []
     for job in dict.fromkeys(jobs):
-        waited = _until(session, job, deadline)
+        with _free_to_leave(job):
+            waited = _until(session, job, deadline)
         _print(session, waited.body, render.moved)
         ended.append(waited)
     return _verdict(session, *ended)
@@ -447,6 +452,15 @@ def _print(session: Session, body: bytes, page: Callable[[Json], Iterable[str]])
         out.document(body)
     else:
         out.lines(page(Answer(body).object()))
+
+
+@contextmanager
+def _free_to_leave(job: int) -> Iterator[None]:
+    """Let a person who waits leave by Ctrl-C, and tell him that the job goes on and how to come back to it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped waiting, job {job} goes on", f"brainctl wait {job}") from None
 
 
 def _deadline(timeout: float | None) -> float:

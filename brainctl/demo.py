@@ -25,7 +25,7 @@ from brainlaned.wire import MAX_SOCKET_PATH_BYTES, ErrorKind
 
 from . import out, render, text, wait
 from .client import Lane
-from .errors import Interrupted, Problem, say
+from .errors import Problem, say
 
 MODEL = "smollm2-135m"
 MAX_TOKENS = 96
@@ -59,9 +59,6 @@ def run(prompt: str) -> int:
         live = out.Live()
         try:
             waited = wait.follow(lane, job, float("inf"), live.write)
-        except Interrupted:
-            # What goes on elsewhere ends here with the lane.
-            raise KeyboardInterrupt from None
         finally:
             live.end()
         _heading("what the lane kept of it")

@@ -18,7 +18,7 @@ from brainlaned.wire import EXIT_OF_STATUS, ErrorKind, Exit
 
 from . import render, text
 from .client import Answer, Lane
-from .errors import Interrupted, Problem, say
+from .errors import Problem, say
 
 STEP_S = 30.0
 SHOWN_STEP_S = 5.0
@@ -110,13 +110,10 @@ def until_settled(lane: Lane, job_id: int, deadline: float) -> Waited:
             except Problem as problem:
                 outage.bear(problem)
             else:
+                # A lane that is about to stop lets its waiters go early; it is not asked again in a rush.
                 if not waited.settled and time.monotonic() - asked_at < min(step, left) / 2:
-                    time.sleep(
-                        OUTAGE_PAUSE_S
-                    )  # a lane that is about to stop lets its waiters go; it is not asked in a rush
+                    time.sleep(OUTAGE_PAUSE_S)
         return waited
-    except KeyboardInterrupt:
-        raise _interrupted(job_id) from None
     finally:
         lane.tick = None
         line.clear()
@@ -175,8 +172,6 @@ def follow(lane: Lane, job_id: int, deadline: float, write: Callable[[str], None
                 outage.bear(problem)
     except _Enough:
         return _waited(beside.show(job_id))
-    except KeyboardInterrupt:
-        raise _interrupted(job_id) from None
     finally:
         lane.tick = None
         line.clear()
@@ -195,7 +190,3 @@ def _whole(lane: Lane, job_id: int, deadline: float, write: Callable[[str], None
 
 def _waited(answer: Answer) -> Waited:
     return Waited(answer.body, answer.object())
-
-
-def _interrupted(job_id: int) -> Interrupted:
-    return Interrupted(f"stopped waiting, job {job_id} goes on", f"brainctl wait {job_id}")

@@ -229,12 +229,12 @@ def _api_key(table: "_Table") -> Secret | None:
         raise _Wrong(f"{table.path}.api_key is not the name of a credential")
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     if directory is None:
-        raise _Wrong(f"{table.path}.api_key is given, and there is no $CREDENTIALS_DIRECTORY to find it in")
+        raise _Wrong(f"{table.path}.api_key is '{name}', and there is no $CREDENTIALS_DIRECTORY to find it in")
     # LoadCredential= of a directory called "keys" shows its files as keys_NAME (systemd.exec(5)).
     for candidate in (Path(directory, name), Path(directory, f"keys_{name}")):
         if candidate.exists():
             return _read_secret(f"{table.path}.api_key", candidate)
-    raise _Wrong(f"{table.path}.api_key names a credential that was not passed")
+    raise _Wrong(f"{table.path}.api_key is '{name}', and no such credential was passed")
 
 
 def _read_secret(key: str, path: Path) -> Secret:
@@ -287,7 +287,8 @@ class _Table:
 
     def __init__(self, path: str, values: Any) -> None:
         if not isinstance(values, Mapping):
-            raise _Wrong(f"{path} is {values!r:.60}, and must be a table")
+            shown = "given" if path.endswith(".headers") else f"{values!r:.60}"
+            raise _Wrong(f"{path} is {shown}, and must be a table")
         self.path = path
         self._values = dict(values)
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from . import errors, wire
 
@@ -200,16 +199,23 @@ class Database:
         return version if header.startswith(b"SQLite format 3\0") else 0
 
     def _version_in_log(self) -> int:
-        # A newer program may have died before its log was copied back; only a connection that cannot write leaves the
-        # two as they are when it closes.
-        log = self.path.with_name(f"{self.path.name}-wal")
-        if not (log.exists() and log.stat().st_size):
-            return 0
+        # A newer program may have died before its log was copied back. Any connection would leave side files behind or
+        # copy the log, so its committed frames are read as they lie (https://www.sqlite.org/fileformat2.html#walformat).
         try:
-            with contextlib.closing(sqlite3.connect(f"file:{quote(str(self.path))}?mode=ro", uri=True)) as connection:
-                version: int = connection.execute("pragma user_version").fetchone()[0]
-        except sqlite3.Error:
-            return 0  # what is wrong with it will be found by those who may say so
+            content = self.path.with_name(f"{self.path.name}-wal").read_bytes()
+        except FileNotFoundError:
+            return 0
+        version = seen = 0
+        if len(content) < 32:
+            return 0
+        page_size, salts = struct.unpack_from(">I", content, 8)[0], content[16:24]
+        for start in range(32, len(content) - page_size - 23, page_size + 24):
+            page, size_at_commit = struct.unpack_from(">II", content, start)
+            if content[start + 8 : start + 16] != salts:
+                break
+            if page == 1:
+                seen = struct.unpack_from(">i", content, start + 24 + _USER_VERSION_OFFSET)[0]
+            version = seen if size_at_commit else version
         return version
 
     def _refuse_newer(self, version: int, newest: int) -> None:
@@ -265,5 +271,5 @@ def _apply(tx: Transaction, number: int, script: Path) -> None:
             tx.execute(statement)
             statement = ""
     if statement.strip():
-        raise ValueError(f"{script.name} ends in the middle of a statement")
+        tx.execute(statement)  # the last one needs no semicolon
     tx.execute(f"pragma user_version = {number}")

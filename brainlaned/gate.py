@@ -48,8 +48,10 @@ class Gates:
             return None
         next_probe = None
         if not closing.operator_only:
-            # A named wait of nothing would be asked in a circle.
-            wait_s = closing.wait_s or self._growing_wait_s(route, refusals[0])
+            wait_s = self._growing_wait_s(route, refusals[0])
+            if closing.wait_s is not None:
+                # No sooner than the brain said; and a wait of nothing must not be asked in a circle.
+                wait_s = max(closing.wait_s, self._first_wait_s(route))
             next_probe = wire.format_time(tx.moment + timedelta(seconds=wait_s))
         tx.execute(
             """
@@ -77,6 +79,10 @@ class Gates:
             {"route": route},
         )
         return cursor.rowcount == 1
+
+    def _first_wait_s(self, name: str) -> float:
+        route = self._routes.get(name)
+        return route.retry_first_s if route else 2.0
 
     def _growing_wait_s(self, name: str, refusals: int) -> float:
         route = self._routes.get(name)

@@ -356,7 +356,7 @@ def test_a_file_of_no_attempt_we_know_is_kept_under_a_name_that_meets_no_other(
 ) -> None:
     write(spool, whole=whole)
     (kept,) = spool.set_aside(7, 2, "run1")
-    assert kept == directory / "7-2.orphan-run1"
+    assert kept == directory / f"7-2.{'whole' if whole else 'part'}-orphan-run1"
     assert BODY in kept.read_bytes()
     assert (spool.attempts(), spool.find(7, 2)) == (set(), None)
     write(spool, whole=whole)
