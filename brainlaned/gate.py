@@ -48,8 +48,9 @@ class Gates:
             return None
         next_probe = None
         if not closing.operator_only:
-            wait_s = self._growing_wait_s(route, refusals[0])
-            if closing.wait_s is not None:
+            if closing.wait_s is None:
+                wait_s = self._growing_wait_s(route, refusals[0])
+            else:
                 # No sooner than the brain said; and a wait of nothing must not be asked in a circle.
                 wait_s = max(closing.wait_s, self._first_wait_s(route))
             next_probe = wire.format_time(tx.moment + timedelta(seconds=wait_s))

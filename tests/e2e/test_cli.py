@@ -4,6 +4,7 @@
 status but 0. Where the lane has to misbehave in a way that brainlaned does not, a scripted socket takes its place.
 """
 
+import contextlib
 import json
 import os
 import pty
@@ -19,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -323,7 +325,7 @@ def test_the_socket_is_taken_from_the_environment_unless_a_lane_is_named(shared_
 
 
 def test_json_is_the_wire_object_unchanged(ask: Any, shared_lane: Lane) -> None:
-    number = ask("submit", "--wait", "--label", "w=é", "hello") and ask("--json", "list").json["jobs"][0]["id"]
+    number = ask("--json", "submit", "--wait", "--label", "w=é", "hello").json["id"]
     for words, path in (
         (["list", "--label", "w=é"], "/v1/jobs?label=w%3D%C3%A9"),
         (["show", str(number)], f"/v1/jobs/{number}"),
@@ -340,7 +342,7 @@ def test_list_filters_and_fits_80_columns(ask: Any) -> None:
     listed = ask("list", "--label", "set=filters", "--limit", "2")
     assert [line.split()[0] for line in listed.lines] == ["ID", *reversed(numbers[1:])]
     assert all(len(line) <= 80 for line in listed.lines)
-    assert ask("list", "--label", "set=filters", "--status", "queued").lines == listed.lines[:1] or True
+    assert ask("list", "--label", "set=filters", "--status", "failed").lines[1:] == []
     older = ask("list", "--label", "set=filters", "--after", numbers[1])
     assert [line.split()[0] for line in older.lines[1:]] == [numbers[0]]
     assert ask("list", "--route", "other", "--label", "set=filters").lines[1:] == []
@@ -869,7 +871,70 @@ def test_colours_are_for_terminals_and_for_those_who_want_them(ask: Any, shared_
     assert (coloured.end(), plain.end(), dumb.end()) == (0, 0, 0)
     assert "\x1b[32mdone\x1b[0m" in coloured.seen
     assert "\x1b" not in plain.seen + dumb.seen
-    assert all(len(line) <= 80 for line in plain.seen.splitlines())
+    table = [line for line in plain.seen.splitlines() if not line.startswith("brainctl: ")]
+    assert all(len(line) <= 80 for line in table)
+
+
+# The demonstration.
+
+
+def alive_with(mark: str) -> list[int]:
+    """The processes that have this in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+    return found
+
+
+@pytest.mark.local_model
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="the extra `local` is not installed")
+def test_the_demo_prints_a_real_answer_and_its_timeline_and_leaves_nothing(tmp_path: Path) -> None:
+    done = run("demo", "Say hello.", env={"TMPDIR": str(tmp_path), "MARK": f"demo-{tmp_path}"})
+    assert done.code == 0
+    heading, said, timeline = re.split(r"^== .*$", done.text, flags=re.M)
+    assert heading.strip() == ""
+    assert re.search(r"[A-Za-z]{2}", said)
+    assert re.findall(r"^ +\d+\.\d{3}  (\S+)", timeline, re.M)[-2:] == ["ended", "done"]
+    assert list(tmp_path.iterdir()) == []
+    assert alive_with(f"demo-{tmp_path}") == []
+
+
+@pytest.mark.local_model
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="the extra `local` is not installed")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("after", ["", "== job"])
+def test_a_demo_that_is_stopped_leaves_nothing(tmp_path: Path, number: int, code: int, after: str) -> None:
+    env = environment({"TMPDIR": str(tmp_path), "MARK": f"demo-{tmp_path}", "PYTHONUNBUFFERED": "1"})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "brainctl", "demo", "Tell me a long story."],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=env,
+        cwd="/",
+    )
+    assert process.stdout is not None
+    if after:
+        while after.encode() not in (line := process.stdout.readline()):
+            assert line
+    else:
+        deadline = time.monotonic() + 20
+        while len(alive_with(f"demo-{tmp_path}")) < 2:
+            assert time.monotonic() < deadline
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert re.fullmatch(r"brainctl: [^\n]+\n", err.decode())
+    assert list(tmp_path.iterdir()) == []
+    assert alive_with(f"demo-{tmp_path}") == []
+
+
+def test_a_demo_without_the_model_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "xllamacpp.py").write_text("raise ImportError('No module named xllamacpp')")
+    refusal = run("demo", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    assert (refusal.code, refusal.out) == (9, b"")
+    assert "pip install 'brainlane[local]'" in refusal.err
 
 
 # Start-up.
