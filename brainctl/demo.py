@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, Self
 from uuid import uuid4
 
 from brainlaned.wire import MAX_SOCKET_PATH_BYTES, ErrorKind
@@ -49,11 +49,12 @@ model = "{model}"
 def run(prompt: str) -> int:
     """Run the demo and return the exit status of its job."""
     with ExitStack() as stack:
-        stack.enter_context(_terminated_like_interrupted())
-        directory = _directory(stack)
-        base_url = _start_brain(stack, directory)
-        lane = _start_lane(stack, directory, base_url)
-        request = {"messages": [{"role": "user", "content": prompt}], "max_tokens": MAX_TOKENS}
+        signals = stack.enter_context(_Signals())
+        with signals.held():
+            directory = _directory(stack)
+        base_url = _start_brain(stack, signals, directory)
+        lane = _start_lane(stack, signals, directory, base_url)
+        request = {"messages": [{"role": "user", "content": prompt}], "max_tokens": MAX_TOKENS, "temperature": 0}
         job = lane.submit({"request": request, "key": f"demo-{uuid4().hex}"}).object()["id"]
         _heading(f"job {job}, asked of {MODEL} at {base_url}")
         live = out.Live()
@@ -85,10 +86,10 @@ def _directory(stack: ExitStack) -> Path:
     return Path(made)
 
 
-def _start_brain(stack: ExitStack, directory: Path) -> str:
+def _start_brain(stack: ExitStack, signals: "_Signals", directory: Path) -> str:
     """Start the model server and return the address at which it listens."""
     log = directory / "brain.log"
-    brain = _child(stack, ["brainlaned.localbrain", "--port", "0"], log, subprocess.PIPE)
+    brain = _child(stack, signals, ["brainlaned.localbrain", "--port", "0"], log, subprocess.PIPE)
     assert brain.stdout is not None  # noqa: S101 - it is a pipe
     deadline, said = time.monotonic() + START_S, b""
     while b"\n" not in said:
@@ -104,13 +105,13 @@ def _start_brain(stack: ExitStack, directory: Path) -> str:
     return found[1]
 
 
-def _start_lane(stack: ExitStack, directory: Path, base_url: str) -> Lane:
+def _start_lane(stack: ExitStack, signals: "_Signals", directory: Path, base_url: str) -> Lane:
     """Start a lane that asks this brain, and return it once it answers."""
     log, configuration, socket = directory / "lane.log", directory / "brainlaned.toml", directory / "control.sock"
     configuration.write_text(CONFIGURATION.format(base_url=base_url, model=MODEL), encoding="utf-8")
     state = directory / "state"
     places = ["--config", str(configuration), "--state-dir", str(state), "--socket", str(socket)]
-    process = _child(stack, ["brainlaned", *places], log, subprocess.DEVNULL)
+    process = _child(stack, signals, ["brainlaned", *places], log, subprocess.DEVNULL)
     lane, deadline = Lane(str(socket)), time.monotonic() + START_S
     while True:
         try:
@@ -122,8 +123,8 @@ def _start_lane(stack: ExitStack, directory: Path, base_url: str) -> Lane:
         time.sleep(LOOK_S)  # for the socket to be there
 
 
-def _child(stack: ExitStack, module: list[str], log: Path, stdout: int) -> subprocess.Popen[bytes]:
-    with log.open("wb") as stderr:
+def _child(stack: ExitStack, signals: "_Signals", module: list[str], log: Path, stdout: int) -> subprocess.Popen[bytes]:
+    with log.open("wb") as stderr, signals.held():
         process = subprocess.Popen(
             [sys.executable, "-m", *module],
             stdin=subprocess.DEVNULL,
@@ -131,20 +132,21 @@ def _child(stack: ExitStack, module: list[str], log: Path, stdout: int) -> subpr
             stderr=stderr,
             start_new_session=True,
         )
-    stack.callback(_stop, process)
+        stack.callback(_stop, process, signals)
     return process
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes], signals: "_Signals") -> None:
     """End a child by SIGTERM, and if it does not listen by SIGKILL."""
-    process.terminate()
-    try:
-        process.wait(STOP_S)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    with signals.held():
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def _not_started(what: str, log: Path) -> Problem:
@@ -154,17 +156,40 @@ def _not_started(what: str, log: Path) -> Problem:
     return Problem(ErrorKind.LANE_FAILED, f"cannot start {what}: {cause}")
 
 
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the stack, so that the children are stopped, and then end as they should."""
+class _Signals:
+    """SIGINT, SIGTERM and SIGHUP unwind the stack, but never between a child's start and the promise to stop it."""
 
-    def unwind(number: int, frame: FrameType | None) -> NoReturn:
-        say(f"stopped by {signal.Signals(number).name}")
-        raise SystemExit(128 + number)
+    def __init__(self) -> None:
+        self._held = 0
+        self._pending: int | None = None
+        self._before: dict[int, Any] = {}
 
-    before = {number: signal.signal(number, unwind) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> Self:
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._arrived) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let signals wait until the body has ended."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+            number, self._pending = self._pending, None
+            if number is not None:
+                self._arrived(number, None)
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self._held:
+            self._pending = number
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            say(f"stopped by {signal.Signals(number).name}")
+            raise SystemExit(128 + number)

@@ -895,7 +895,7 @@ def test_the_demo_prints_a_real_answer_and_its_timeline_and_leaves_nothing(tmp_p
     assert done.code == 0
     heading, said, timeline = re.split(r"^== .*$", done.text, flags=re.M)
     assert heading.strip() == ""
-    assert re.search(r"[A-Za-z]{2}", said)
+    assert said.strip()
     assert re.findall(r"^ +\d+\.\d{3}  (\S+)", timeline, re.M)[-2:] == ["ended", "done"]
     assert list(tmp_path.iterdir()) == []
     assert alive_with(f"demo-{tmp_path}") == []
