@@ -17,6 +17,7 @@ import stat
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from . import access, config, errors, events, recovery, store, systemd, wire
@@ -202,6 +203,7 @@ class _Lane:
             "protocol": wire.PROTOCOL,
             "run": self._run,
             "pid": os.getpid(),
+            "started_at": wire.format_time(datetime.now(UTC)),
             "state_dir": str(self._place.state_dir),
             "default_route": self._configuration.default_route,
         }

@@ -16,11 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from . import wire
+
 SYNC_S = 1.0
 """No byte of an answer stays unsynced for longer, in seconds."""
 
 _CHUNK = 64 * 1024
 _MAX_FIRST_LINE = 64 * 1024
+_LOWEST_STATUS, _HIGHEST_STATUS = 100, 999
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +189,16 @@ def _read_part(path: Path, *, whole: bool) -> Part:
         line = file.readline(_MAX_FIRST_LINE)
     try:
         head: Any = json.loads(line) if line.endswith(b"\n") else None
+        status, headers_at = head["status"], head["headers_at"]
+        # What somebody else wrote here must not stop a start: it counts as no first line.
+        wire.parse_time(headers_at)
+        if type(status) is not int or not _LOWEST_STATUS <= status <= _HIGHEST_STATUS:
+            raise ValueError(f"{status!r} is no HTTP status")
         return Part(
             path=path,
-            status=int(head["status"]),
+            status=status,
             headers={str(name): str(value) for name, value in head["headers"].items()},
-            headers_at=str(head["headers_at"]),
+            headers_at=headers_at,
             whole=whole,
             body_offset=len(line),
         )
