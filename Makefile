@@ -3,12 +3,13 @@ PYTHON ?= python3
 PROMPT ?= Name the seas around Denmark.
 BIN := .venv/bin
 
-.PHONY: help venv demo test lint format clean
+.PHONY: help venv demo test lint format hammer clean
 
 help:
 	@echo "make demo [PROMPT=...]  ask the bundled model one question through a throw-away lane"
 	@echo "make test               run the tests"
 	@echo "make lint               ruff check, ruff format --check, mypy --strict"
+	@echo "make hammer [SECONDS=60] kill a busy lane at random and account for every job"
 	@echo "make format             let ruff rewrite what it can"
 	@echo "make venv               make .venv with everything that the above need"
 
@@ -35,6 +36,10 @@ lint: venv
 format: venv
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+SECONDS ?= 60
+hammer: venv
+	@$(BIN)/python -m tests.hammer --seconds $(SECONDS)
 
 clean:
 	rm -rf .venv dist build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis uv.lock
