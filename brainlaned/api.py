@@ -22,7 +22,7 @@ from starlette.routing import Route
 from . import access, config, errors, events, intake, queries, spool, store, wire
 from .acceptor import Acceptor
 from .access import Role
-from .brains.reply import ReplyReader
+from .brains import reply
 from .db import Database, Transaction
 from .gate import Gates
 from .wire import Decision, ErrorKind, Status
@@ -418,7 +418,7 @@ class _Follower:
         self._api = api
         self._job_id = job_id
         self._attempt = 0
-        self._reader = ReplyReader()
+        self._reader = reply.ReplyReader()
         self._bytes_read = 0
         self._position = 0
         self._skip = start
@@ -434,7 +434,7 @@ class _Follower:
             if self._attempt and self._position:
                 found.append(_event("restart", {"attempt": attempt}))
                 self._skip = 0
-            self._attempt, self._reader, self._bytes_read, self._position = attempt, ReplyReader(), 0, 0
+            self._attempt, self._reader, self._bytes_read, self._position = attempt, reply.ReplyReader(), 0, 0
         if where is Status.RUNNING:
             for chunk in _spooled(self._api, self._job_id, attempt, self._bytes_read):
                 self._bytes_read += len(chunk)
@@ -469,10 +469,7 @@ def _partial(api: Api, job_id: int) -> str:
     with api.database.read() as connection:
         text, attempt, where = queries.part(connection, job_id)
     if text is None and where is Status.RUNNING:
-        reader = ReplyReader()
-        for chunk in _spooled(api, job_id, attempt, 0):
-            reader.feed(chunk)
-        text = reader.close().output or None
+        text = reply.read(_spooled(api, job_id, attempt, 0)).output or None
     if text is None:
         raise errors.Refused(
             ErrorKind.NO_OUTPUT,
