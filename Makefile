@@ -2,6 +2,8 @@
 PYTHON ?= python3
 PROMPT ?= Name the seas around Denmark.
 BIN := .venv/bin
+# Most tests wait for processes and clocks, so there are more of them at once than cores.
+JOBS ?= 4
 
 .PHONY: help venv demo test lint format hammer clean
 
@@ -26,7 +28,7 @@ demo: venv
 	@$(BIN)/brainctl demo "$(PROMPT)"
 
 test: venv
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n $(JOBS)
 
 lint: venv
 	@$(BIN)/ruff check .
