@@ -28,7 +28,7 @@ demo: venv
 	@$(BIN)/brainctl demo "$(PROMPT)"
 
 test: venv
-	@$(BIN)/pytest -n $(JOBS)
+	@$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 lint: venv
 	@$(BIN)/ruff check .

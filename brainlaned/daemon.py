@@ -102,7 +102,8 @@ class _Lane:
             grew=self._growth.moved,
             cut=cut,
         )
-        self._acceptor = Acceptor(database, after_commit=self._worker.wake)
+        self._cut = cut
+        self._acceptor = Acceptor(database, after_commit=self._accepted)
         self._signals: asyncio.Queue[str] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -162,6 +163,10 @@ class _Lane:
             store.end_run(tx, self._run, ending)
         events.stopped(ending)
         return DaemonExit.FAILURE if first == _FAILED_WORKER else DaemonExit.OK
+
+    def _accepted(self) -> None:
+        self._cut("accepted")
+        self._worker.wake()
 
     def _worker_failed(self) -> None:
         if self._loop is not None:

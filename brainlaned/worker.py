@@ -120,6 +120,8 @@ class Worker:
             claim = store.claim_next(tx, self._gates.open_routes(tx), self._run)
             if claim is None:
                 self._next_wake = queries.next_wake(tx, tx.now)
+            else:
+                self._cut("claiming")
         # Lock released: COMMIT has returned. A crash from here on leaves evidence, not a lock.
         if claim is None:
             return False

@@ -13,8 +13,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class Lane:
         self.socket = directory / "s"
         self.config = directory / "brainlaned.toml"
         self.log = directory / "log"
+        self._vanishing = directory / "vanishing"
         self.config.write_text(config, encoding="utf-8")
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -67,7 +68,7 @@ class Lane:
         return self.state_dir / "brainlane.db"
 
     def command(self, *, cut: str | None = None, times: int = 1) -> list[str]:
-        module = ["brainlaned"] if cut is None else ["tests.observed", f"{cut}:{times}"]
+        module = ["brainlaned"] if cut is None else ["tests.observed", f"{cut}:{times}", os.fspath(self._vanishing)]
         return [
             *(sys.executable, "-m", *module),
             *("--config", os.fspath(self.config)),
@@ -76,7 +77,7 @@ class Lane:
         ]
 
     def start(self, *, cut: str | None = None, times: int = 1, wait: bool = True) -> "Lane":
-        """Start the daemon; with `cut` it kills itself when it passes that cut for the `times`th time."""
+        """Start the daemon; with `cut` it kills itself when it passes that cut for the `times`th time in `vanish`."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command(cut=cut, times=times), stdout=log, stderr=log, stdin=subprocess.DEVNULL
@@ -107,6 +108,16 @@ class Lane:
         assert self.process is not None
         self.process.kill()
         self.process.wait()
+
+    def vanish(self, ask: Callable[[], object] | None = None) -> None:
+        """Let a lane that was started with a cut pass it: open the lane, or `ask` for something else."""
+        self._vanishing.touch()
+        # It may vanish before it has answered, or in the middle of its answer.
+        with suppress(OSError, http.client.HTTPException):
+            (ask or (lambda: self.post("/v1/lane/resume")))()
+        assert self.process is not None
+        assert self.process.wait(20) == -signal.SIGKILL, self.log.read_text()
+        self._vanishing.unlink()
 
     def ask(
         self,

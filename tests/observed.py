@@ -1,7 +1,7 @@
-"""Start brainlaned so that it vanishes at a cut: `python -m tests.observed CUT:TIMES [brainlaned's options]`.
+"""Start brainlaned so that it vanishes at a cut: `python -m tests.observed CUT:TIMES FILE [brainlaned's options]`.
 
-The process kills itself, as the kernel would, when it passes the named cut for the given time. Production code has no
-such door: the observer is given here, to daemon.run, by this entry point alone.
+From when FILE is there the process kills itself, as the kernel would, when it passes the named cut for the given time.
+Production code has no such door: the observer is given here, to daemon.run, by this entry point alone.
 """
 
 import os
@@ -9,22 +9,25 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from brainlaned import __main__ as program
 from brainlaned import config, daemon
 from brainlaned.wire import DaemonExit
 
 
-def killing_at(cut: str, times: int) -> Callable[[str], None]:
-    """Return an observer that ends the process at the `times`th passing of a cut."""
+def killing_at(cut: str, times: int, armed: Path) -> Callable[[str], None]:
+    """Return an observer that ends the process at the `times`th passing of a cut since `armed` was there."""
     passed = 0
     lock = threading.Lock()
 
     def observe(name: str) -> None:
         nonlocal passed
+        if name != cut or not armed.exists():
+            return
         with lock:
-            passed += name == cut
-            if passed == times and name == cut:
+            passed += 1
+            if passed == times:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     return observe
@@ -32,10 +35,11 @@ def killing_at(cut: str, times: int) -> Callable[[str], None]:
 
 def main() -> None:
     cut, _, times = sys.argv.pop(1).partition(":")
+    armed = Path(sys.argv.pop(1))
     run = daemon.run
 
     def observed(configuration: config.Config, place: daemon.Place) -> DaemonExit:
-        return run(configuration, place, killing_at(cut, int(times)))
+        return run(configuration, place, killing_at(cut, int(times), armed))
 
     daemon.run = observed  # type: ignore[assignment]
     program.main()

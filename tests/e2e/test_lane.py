@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -452,50 +452,3 @@ def switches(lane: Lane) -> int:
         for line in status.read_text().splitlines()
     ]
     return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
-
-
-# After a death
-
-
-@pytest.mark.parametrize("cut", ["claimed", "arming"])
-def test_a_job_that_was_surely_not_sent_is_queued_again_and_keeps_its_place(
-    make_lane: Any, server: BrainServer, cut: str
-) -> None:
-    lane, first, second = dead_lane(make_lane, cut)
-    assert lane.rows("select status, armed_at from job_attempts") == [{"status": "running", "armed_at": None}]
-    lane.start()
-    ended = lane.wait(first["id"])
-    assert ended["status"] == "done"
-    assert [(one["status"], one["reason"], one["billed"]) for one in ended["attempts"]] == [
-        ("interrupted", "not-sent", "no"),
-        ("succeeded", "answered", "yes"),
-    ]
-    assert lane.wait(second["id"])["status"] == "done"
-    assert [record.prompt for record in server.requests] == ["first", "second"]
-
-
-def test_a_job_that_may_have_been_sent_is_held_and_never_sent_again(make_lane: Any, server: BrainServer) -> None:
-    lane, first, second = dead_lane(make_lane, "armed")
-    assert lane.rows("select status, armed_at is not null as armed from job_attempts") == [
-        {"status": "running", "armed": 1}
-    ]
-    lane.start()
-    assert lane.wait(second["id"])["status"] == "done"
-    held = lane.get(f"/v1/jobs/{first['id']}").json
-    assert (held["status"], held["reason"]) == ("held", "sent-outcome-unknown")
-    assert held["attempts"][0]["armed_at"] in held["detail"]
-    assert held["attempts"][0]["billed"] == "possibly"
-    assert held["next_action"] == f"brainctl recover {first['id']}"
-    assert [one["id"] for one in lane.get("/v1/status").json["needs_person"]] == [first["id"]]
-    assert [record.prompt for record in server.requests] == ["second"]
-
-
-def dead_lane(make_lane: Any, cut: str) -> tuple[Lane, dict[str, Any], dict[str, Any]]:
-    """A lane that killed itself when it passed the cut with the first of two jobs."""
-    lane = make_lane(start=False).start(cut=cut)
-    lane.post("/v1/lane/pause")
-    first, second = lane.submit("first"), lane.submit("second")
-    with suppress(OSError):
-        lane.post("/v1/lane/resume")
-    assert lane.process.wait(20) == -9
-    return lane, first, second
