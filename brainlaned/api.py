@@ -8,6 +8,7 @@ read the spool, so a slow reader blocks nobody.
 import asyncio
 import contextlib
 import json
+import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -288,9 +289,9 @@ async def stream(api: Api, request: Request) -> Response:
     job_id = _job_id(request)
     await _check_owner(api, request, job_id)
     _only(request, "from")
-    start = _whole_number(request, "from", 0, lowest=0)
+    start = _stream_start(request)
     api.waiters.make_room()
-    return StreamingResponse(_stream(api, job_id, start), media_type="text/event-stream")
+    return StreamingResponse(_stream(api, job_id, *start), media_type="text/event-stream")
 
 
 async def cancel(api: Api, request: Request) -> Response:
@@ -394,9 +395,9 @@ async def _decided(
     return _json(job)
 
 
-async def _stream(api: Api, job_id: int, start: int) -> AsyncIterator[bytes]:
-    """Yield server-sent events: text from character `start` on as it arrives, then the end."""
-    follower = _Follower(api, job_id, start)
+async def _stream(api: Api, job_id: int, attempt: int, start: int) -> AsyncIterator[bytes]:
+    """Yield server-sent events: text from character `start` of an attempt on as it arrives, then the end."""
+    follower = _Follower(api, job_id, attempt, start)
     with api.waiters.counted():
         while True:
             with api.waiters.watching(job_id) as moved, api.growth.watching(job_id) as grew:
@@ -412,12 +413,15 @@ async def _stream(api: Api, job_id: int, start: int) -> AsyncIterator[bytes]:
 
 
 class _Follower:
-    """How far one stream has come. `look` runs in the thread pool, one call at a time."""
+    """How far one stream has come. `look` runs in the thread pool, one call at a time.
 
-    def __init__(self, api: Api, job_id: int, start: int) -> None:
+    It begins at character `start` of attempt `attempt`; 0: of whichever there is.
+    """
+
+    def __init__(self, api: Api, job_id: int, attempt: int, start: int) -> None:
         self._api = api
         self._job_id = job_id
-        self._attempt = 0
+        self._attempt = attempt
         self._reader = reply.ReplyReader()
         self._bytes_read = 0
         self._position = 0
@@ -431,7 +435,7 @@ class _Follower:
             job = queries.job(connection, self._job_id)
         found: list[bytes] = []
         if attempt != self._attempt:
-            if self._attempt and self._position:
+            if self._attempt and (self._position or self._skip):
                 found.append(_event("restart", {"attempt": attempt}))
                 self._skip = 0
             self._attempt, self._reader, self._bytes_read, self._position = attempt, reply.ReplyReader(), 0, 0
@@ -448,10 +452,11 @@ class _Follower:
     def _text(self, text: str) -> list[bytes]:
         skipped = min(len(text), max(0, self._skip - self._position))
         self._position += len(text)
-        return [_event("text", {"text": text[skipped:]}, self._position)] if text[skipped:] else []
+        position = f"{self._attempt}-{self._position}"
+        return [_event("text", {"text": text[skipped:]}, position)] if text[skipped:] else []
 
 
-def _event(name: str, data: Any, position: int | None = None) -> bytes:
+def _event(name: str, data: Any, position: str | None = None) -> bytes:
     # JSON without raw line ends, so the data is always one line.
     prefix = "" if position is None else f"id: {position}\n"
     return f"{prefix}event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
@@ -564,6 +569,15 @@ def _whole_number(request: Request, name: str, default: int, *, lowest: int, hig
     return int(text)
 
 
+def _stream_start(request: Request) -> tuple[int, int]:
+    """Return (attempt, character) of `from`: the id of a text event, ATTEMPT-CHARACTER, or a character alone."""
+    text = request.query_params.get("from", "0")
+    if not re.fullmatch(r"([0-9]{1,9}-)?[0-9]{1,15}", text):
+        raise _bad_parameter("from", f"it is '{text[:40]}', and must be the id of a text event, or a whole number")
+    attempt, _, character = text.rpartition("-")
+    return int(attempt or 0), int(character)
+
+
 def _selection(request: Request) -> queries.Selection:
     _only(request, "status", "route", "label", "after", "limit")
     parameters = request.query_params
@@ -625,5 +639,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     answer = _refused(
         errors.Refused(kind, f"cannot {request.method} '{request.url.path[:100]}'", next_action="man brainlaned-api")
     )
+    if isinstance(error, HTTPException):
+        answer.headers.update(error.headers or {})  # Allow: what this path can do
     answer.headers[wire.PROTOCOL_HEADER] = wire.PROTOCOL
     return answer

@@ -15,7 +15,7 @@ import pytest
 
 from brainlaned import api
 from brainlaned.wire import PROTOCOL, PROTOCOL_HEADER
-from tests.brainserver import BrainServer, answer, cut
+from tests.brainserver import BrainServer, answer, cut, stream_then_error
 from tests.lane import Answer, Lane
 
 ATTEMPT_FIELDS = {
@@ -336,6 +336,7 @@ def test_there_is_no_such_path(shared_lane: Lane, path: str) -> None:
 )
 def test_a_wrong_method_is_refused(shared_lane: Lane, method: str, path: str) -> None:
     assert is_error(shared_lane.ask(method, path), 405, "wrong-method")
+    assert shared_lane.ask(method, path).headers["Allow"]
 
 
 def test_every_answer_carries_the_protocol(shared_lane: Lane) -> None:
@@ -414,7 +415,7 @@ def test_a_stream_brings_text_before_the_answer_is_complete_and_then_the_end(
     shared_server.script(step)
     job = shared_lane.submit()
     with Stream(shared_lane, job["id"]) as stream:
-        assert next(iter(stream)) == ("text", "5", {"text": "né 好 "})
+        assert next(iter(stream)) == ("text", "1-5", {"text": "né 好 "})
         assert shared_lane.get(f"/v1/jobs/{job['id']}").json["status"] == "running"
         held.release()
         text, others = stream.rest()
@@ -432,8 +433,10 @@ def test_a_stream_taken_up_again_misses_nothing_and_repeats_nothing(
     job = shared_lane.submit()
     with Stream(shared_lane, job["id"]) as stream:
         _, position, first = next(iter(stream))
-    with Stream(shared_lane, job["id"], f"?from={int(position) - 2}") as stream:
-        assert next(iter(stream)) == ("text", position, {"text": first["text"][-2:]})
+    attempt, _, character = position.partition("-")
+    for start in (f"{attempt}-{int(character) - 2}", int(character) - 2):
+        with Stream(shared_lane, job["id"], f"?from={start}") as stream:
+            assert next(iter(stream)) == ("text", position, {"text": first["text"][-2:]})
     with Stream(shared_lane, job["id"], f"?from={position}") as running:
         held.release()
         assert running.rest()[0] == "and the rest"
@@ -442,6 +445,21 @@ def test_a_stream_taken_up_again_misses_nothing_and_repeats_nothing(
     with Stream(shared_lane, job["id"], "?from=1000") as beyond:
         text, others = beyond.rest()
     assert (text, [name for name, _ in others]) == ("", ["end"])
+
+
+def test_a_stream_taken_up_again_after_another_attempt_has_begun_says_so_and_starts_anew(
+    shared_lane: Lane, shared_server: BrainServer
+) -> None:
+    shared_server.script(stream_then_error(["first ", "try"]), answer("second try"))
+    job = shared_lane.submit()
+    assert shared_lane.wait(job["id"])["status"] == "held"
+    with Stream(shared_lane, job["id"]) as stream:
+        _, position, _ = next(iter(stream))
+    shared_lane.post(f"/v1/jobs/{job['id']}/recover", {"action": "resend"})
+    shared_lane.wait(job["id"])
+    with Stream(shared_lane, job["id"], f"?from={position}") as stream:
+        assert next(iter(stream))[0::2] == ("restart", {"attempt": 2})
+        assert stream.rest()[0] == "second try"
 
 
 def test_a_stream_of_a_finished_job_is_its_text_and_the_end(shared_lane: Lane, shared_server: BrainServer) -> None:
@@ -475,7 +493,7 @@ def test_a_reader_that_does_not_read_holds_up_nobody(shared_lane: Lane, shared_s
     assert [name for name, _ in others] == ["end"]
 
 
-@pytest.mark.parametrize(("query", "field"), [("from=-1", "from"), ("from=x", "from"), ("form=1", "form")])
+@pytest.mark.parametrize(("query", "field"), [("from=-1", "from"), ("from=x", "from"), ("from=1-", "from"), ("from=1-2-3", "from"), ("form=1", "form")])
 def test_a_stream_with_a_bad_parameter_is_refused(shared_lane: Lane, query: str, field: str) -> None:
     job = done(shared_lane)
     assert is_error(shared_lane.get(f"/v1/jobs/{job['id']}/stream?{query}"), 422, "invalid", field)
