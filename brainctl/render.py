@@ -229,7 +229,8 @@ def _notes(attempt: Json) -> dict[str, str]:
         "started_at": f"attempt {attempt['attempt']}",
         "armed_at": "from here on bytes may leave",
         "headers_at": f"HTTP {attempt['http_status']}{upstream}",
-        "ended_at": " ".join(shown(attempt[name]) for name in ("status", "reason", "finish_reason") if attempt[name]),
+        "ended_at": " ".join([shown(attempt[name]) for name in ("status", "reason", "finish_reason") if attempt[name]])
+        + ("" if attempt.get("exit_status") is None else f", exit status {attempt['exit_status']}"),
     }
 
 

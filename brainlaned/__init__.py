@@ -5,9 +5,9 @@ states.py, migrations/0001_lane.sql, store.py, worker.py, recovery.py, api.py, d
 Arrows point down only; rooms on one line never import each other:
 
     __main__  localbrain
-    daemon
+    daemon  check
     api  worker  recovery  server
-    record  intake
+    record  intake  streams
     acceptor  store  queries  brains  gate  spool  access
     db  events
     states  config

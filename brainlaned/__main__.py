@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from . import config, daemon, errors, events, wire
+from . import check, config, daemon, errors, events, wire
 from .wire import DaemonExit
 
 CONFIGURATION_NAME = "brainlaned.toml"
@@ -29,6 +29,9 @@ def brainlaned(
         Path | None, typer.Option("--state-dir", metavar="DIR", readable=False, help="Keep database and spool here.")
     ] = None,
     socket: Annotated[Path | None, typer.Option("--socket", metavar="PATH", help="Listen here.")] = None,
+    check_config: Annotated[
+        bool, typer.Option("--check-config", help="Read the configuration, try each route without a prompt, and exit.")
+    ] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Run a lane in the foreground: accept jobs for a brain, and ask it one call at a time."""
@@ -39,8 +42,11 @@ def brainlaned(
     os.umask(0o077)
     listener = events.start()
     try:
-        place = daemon.Place(state_dir or _state_dir(), socket or _socket())
-        status = daemon.run(config.load(configuration or _configuration()), place)
+        found = config.load(configuration or _configuration())
+        if check_config:
+            status = check.run(found)
+        else:
+            status = daemon.run(found, daemon.Place(state_dir or _state_dir(), socket or _socket()))
     except errors.StartRefused as refusal:
         events.start_refused(str(refusal), refusal.next_action)
         status = refusal.status

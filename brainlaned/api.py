@@ -20,12 +20,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from . import access, config, errors, events, intake, queries, spool, store, wire
+from . import access, config, errors, events, intake, queries, store, wire
 from .acceptor import Acceptor
 from .access import Role
-from .brains import reply
 from .db import Database, Transaction
 from .gate import Gates
+from .streams import Streams
 from .wire import Decision, ErrorKind, Status
 
 MAX_WAITERS = 2000
@@ -111,7 +111,7 @@ class Api:
         cancel_call: Callable[[int], None],
         is_answer_waiting: Callable[[], bool],
         gates: Gates,
-        spool_directory: spool.Spool,
+        streams: Streams,
         access_list: access.AccessList,
         waiters: Waiters,
         growth: Waiters,
@@ -123,7 +123,7 @@ class Api:
         self.cancel_call = cancel_call
         self.is_answer_waiting = is_answer_waiting
         self.gates = gates
-        self.spool = spool_directory
+        self.streams = streams
         self.access_list = access_list
         self.waiters = waiters
         self.growth = growth
@@ -272,7 +272,7 @@ async def output(api: Api, request: Request) -> Response:
     job_id = _job_id(request)
     await _check_owner(api, request, job_id)
     if _flag(request, "partial"):
-        text = await api.in_thread(lambda: _partial(api, job_id))
+        text = await api.in_thread(lambda: api.streams.partial(job_id))
     else:
         text = await api.read(lambda source: queries.output(source, job_id))
     return Response(text.encode(), media_type="text/plain; charset=utf-8")
@@ -397,7 +397,7 @@ async def _decided(
 
 async def _stream(api: Api, job_id: int, attempt: int, start: int) -> AsyncIterator[bytes]:
     """Yield server-sent events: text from character `start` of an attempt on as it arrives, then the end."""
-    follower = _Follower(api, job_id, attempt, start)
+    follower = api.streams.follow(job_id, attempt, start)
     with api.waiters.counted():
         while True:
             with api.waiters.watching(job_id) as moved, api.growth.watching(job_id) as grew:
@@ -410,79 +410,6 @@ async def _stream(api: Api, job_id: int, attempt: int, start: int) -> AsyncItera
                 )
                 if not done:
                     yield b": still here\n\n"
-
-
-class _Follower:
-    """How far one stream has come. `look` runs in the thread pool, one call at a time.
-
-    It begins at character `start` of attempt `attempt`; 0: of whichever there is.
-    """
-
-    def __init__(self, api: Api, job_id: int, attempt: int, start: int) -> None:
-        self._api = api
-        self._job_id = job_id
-        self._attempt = attempt
-        self._reader = reply.ReplyReader()
-        self._bytes_read = 0
-        self._position = 0
-        self._skip = start
-        self.is_over = False
-
-    def look(self) -> list[bytes]:
-        """Return the events that have become due."""
-        with self._api.database.read() as connection:
-            text, attempt, where = queries.part(connection, self._job_id)
-            job = queries.job(connection, self._job_id)
-        found: list[bytes] = []
-        if attempt != self._attempt:
-            if self._attempt and (self._position or self._skip):
-                found.append(_event("restart", {"attempt": attempt}))
-                self._skip = 0
-            self._attempt, self._reader, self._bytes_read, self._position = attempt, reply.ReplyReader(), 0, 0
-        if where is Status.RUNNING:
-            for chunk in _spooled(self._api, self._job_id, attempt, self._bytes_read):
-                self._bytes_read += len(chunk)
-                found += self._text(self._reader.feed(chunk))
-        elif where is not Status.QUEUED:
-            found += self._text((text or "")[self._position :])
-            found.append(_event("end", job))
-            self.is_over = True
-        return found
-
-    def _text(self, text: str) -> list[bytes]:
-        skipped = min(len(text), max(0, self._skip - self._position))
-        self._position += len(text)
-        position = f"{self._attempt}-{self._position}"
-        return [_event("text", {"text": text[skipped:]}, position)] if text[skipped:] else []
-
-
-def _event(name: str, data: Any, position: str | None = None) -> bytes:
-    # JSON without raw line ends, so the data is always one line.
-    prefix = "" if position is None else f"id: {position}\n"
-    return f"{prefix}event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
-
-
-def _spooled(api: Api, job_id: int, attempt: int, start: int) -> Iterator[bytes]:
-    # Between finding and opening it the file may get its other name, or be stored and gone: the next look tells.
-    with contextlib.suppress(FileNotFoundError):
-        part = api.spool.find(job_id, attempt)
-        if part is not None:
-            yield from part.body(start)
-
-
-def _partial(api: Api, job_id: int) -> str:
-    with api.database.read() as connection:
-        text, attempt, where = queries.part(connection, job_id)
-    if text is None and where is Status.RUNNING:
-        text = reply.read(_spooled(api, job_id, attempt, 0)).output or None
-    if text is None:
-        raise errors.Refused(
-            ErrorKind.NO_OUTPUT,
-            f"cannot read a part of job {job_id}: it is {where} and nothing has arrived",
-            next_action=f"brainctl show {job_id}",
-            retry_safe=True,
-        )
-    return text
 
 
 @contextlib.contextmanager

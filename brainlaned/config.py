@@ -6,6 +6,7 @@ nowhere else; their type hides them from repr, and `Route.secrets` lists what mu
 route.
 """
 
+import dataclasses
 import math
 import os
 import re
@@ -23,7 +24,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
 _URL = re.compile(r"[\x21-\x7e]+")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SHORTEST_SECRET = 4  # removing shorter ones from texts would only garble them
+
+EXIT_STATUSES = {75: "retry", 2: "fail"}
+"""What a command means by its exit status where the route does not say: EX_TEMPFAIL of sysexits.h, and a usage error.
+
+"retry" asks for another try later that uses no attempt, "fail" says that no try can succeed. Any other is an error that
+may have cost something.
+"""
 
 
 class Secret:
@@ -43,11 +52,19 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A named way to a brain. Times are in seconds; all limits are finite."""
+    """A named way to a brain. Times are in seconds; all limits are finite.
+
+    A route of kind openai has a base_url, one of kind command a command; what belongs to the other kind is empty.
+    """
 
     name: str
     base_url: str = field(repr=False)
     model: str
+    command: tuple[str, ...] = field(default=(), repr=False)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What the command finds in its environment besides the few variables that every one gets."""
+    secret_environment: Mapping[str, Secret] = field(default_factory=dict)
+    exit_statuses: Mapping[int, str] = field(default_factory=lambda: dict(EXIT_STATUSES))
     may_run_twice: bool = False
     max_attempts: int = 3
     retry_first_s: float = 2
@@ -64,7 +81,9 @@ class Route:
 
     @property
     def endpoint(self) -> str:
-        """The address as it may be shown: without user, password and query."""
+        """The address as it may be shown: without user, password and query; of a command its program."""
+        if self.command:
+            return self.command[0]
         parts = urlsplit(self.base_url)
         host = parts.hostname or ""
         shown = f"[{host}]" if ":" in host else host
@@ -78,7 +97,7 @@ class Route:
         found |= {pair.partition("=")[2] for pair in parts.query.split("&")}
         found |= {unquote(text) for text in found if text}
         found |= {self.api_key.reveal()} if self.api_key else set()
-        found |= {value.reveal() for value in self.headers.values()}
+        found |= {value.reveal() for value in (*self.headers.values(), *self.secret_environment.values())}
         if self.proxy:
             found |= {urlsplit(self.proxy.reveal()).password}
         return tuple(sorted((text for text in found if text and len(text) >= _SHORTEST_SECRET), key=len, reverse=True))
@@ -177,30 +196,91 @@ def _route(name: str, table: "_Table") -> Route:
     if not _NAME.fullmatch(name):
         raise _Wrong(f"routes.{name} is no name for a route: letters, digits, '_', '.' and '-', 63 at most")
     kind = table.text("kind", "openai")
-    if kind != "openai":
-        raise _Wrong(f"routes.{name}.kind is '{kind}', and must be 'openai'")
-    ca_file = table.text("ca_file", "")
-    proxy = table.text("proxy", "")
-    route = Route(
-        name=name,
-        base_url=_checked_url(f"routes.{name}.base_url", table.text("base_url")),
-        model=table.text("model"),
+    if kind not in {"openai", "command"}:
+        raise _Wrong(f"routes.{name}.kind is '{kind}', and must be 'openai' or 'command'")
+    route = _openai(name, table) if kind == "openai" else _command(name, table)
+    route = dataclasses.replace(
+        route,
         may_run_twice=table.boolean("may_run_twice", False),
         max_attempts=table.whole("max_attempts", 3),
         retry_first_s=table.seconds("retry_first_s", 2),
         retry_cap_s=table.seconds("retry_cap_s", 600),
+        total_s=table.seconds("total_s", 1800),
+        max_output_mib=table.whole("max_output_mib", 32),
+    )
+    table.end()
+    return route
+
+
+def _openai(name: str, table: "_Table") -> Route:
+    ca_file = table.text("ca_file", "")
+    proxy = table.text("proxy", "")
+    return Route(
+        name=name,
+        base_url=_checked_url(f"routes.{name}.base_url", table.text("base_url")),
+        model=table.text("model"),
         connect_s=table.seconds("connect_s", 10),
         first_byte_s=table.seconds("first_byte_s", 300),
         idle_s=table.seconds("idle_s", 120),
-        total_s=table.seconds("total_s", 1800),
-        max_output_mib=table.whole("max_output_mib", 32),
         api_key=_api_key(table),
         headers=_headers(table),
         ca_file=_ca_file(f"routes.{name}.ca_file", ca_file) if ca_file else None,
         proxy=Secret(_checked_url(f"routes.{name}.proxy", proxy, hidden=True)) if proxy else None,
     )
-    table.end()
-    return route
+
+
+def _command(name: str, table: "_Table") -> Route:
+    command = table.texts("command")
+    if not command or not command[0]:
+        raise _Wrong(f"routes.{name}.command is empty")
+    if any("\0" in word for word in command):
+        raise _Wrong(f"routes.{name}.command has a NUL, which no command line can carry")
+    environment = _environment(table)
+    return Route(
+        name=name,
+        base_url="",
+        model=table.text("model", Path(command[0]).name),
+        command=command,
+        environment=environment,
+        secret_environment=_secret_environment(table, environment),
+        exit_statuses=_exit_statuses(table),
+    )
+
+
+def _environment(table: "_Table") -> dict[str, str]:
+    given = table.table("environment")
+    found = {name: given.text(name, "") for name in given.names()}
+    for name, value in found.items():
+        if not _VARIABLE.fullmatch(name):
+            raise _Wrong(f"{given.path}: '{name}' is no name for a variable")
+        if "\0" in value:
+            raise _Wrong(f"{given.path}.{name} has a NUL, which no environment can carry")
+    return found
+
+
+def _secret_environment(table: "_Table", taken: Mapping[str, str]) -> dict[str, Secret]:
+    given = table.table("secrets")
+    found = {}
+    for name in given.names():
+        if not _VARIABLE.fullmatch(name):
+            raise _Wrong(f"{given.path}: '{name}' is no name for a variable")
+        if name in taken:
+            raise _Wrong(f"{given.path}.{name} stands in {table.path}.environment too")
+        found[name] = _credential(f"{given.path}.{name}", given.text(name))
+    return found
+
+
+def _exit_statuses(table: "_Table") -> dict[int, str]:
+    given = table.table("exit_status")
+    found = dict(EXIT_STATUSES)
+    for name in given.names():
+        meaning = given.text(name)
+        if not (name.isdecimal() and 1 <= int(name) <= 255):
+            raise _Wrong(f"{given.path}: '{name}' is no exit status from 1 to 255")
+        if meaning not in {"retry", "fail", "error"}:
+            raise _Wrong(f"{given.path}.{name} is '{meaning}', and must be 'retry', 'fail' or 'error'")
+        found[int(name)] = meaning
+    return found
 
 
 def _ca_file(key: str, text: str) -> Path:
@@ -223,18 +303,20 @@ def _api_key(table: "_Table") -> Secret | None:
         except OSError as error:
             raise _Wrong(f"{table.path}.api_key_file is '{file}': {error.strerror}") from error
         return _read_secret(f"{table.path}.api_key_file", path)
-    if not name:
-        return None
+    return _credential(f"{table.path}.api_key", name) if name else None
+
+
+def _credential(key: str, name: str) -> Secret:
     if not _NAME.fullmatch(name):
-        raise _Wrong(f"{table.path}.api_key is not the name of a credential")
+        raise _Wrong(f"{key} is not the name of a credential")
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     if directory is None:
-        raise _Wrong(f"{table.path}.api_key is '{name}', and there is no $CREDENTIALS_DIRECTORY to find it in")
+        raise _Wrong(f"{key} is '{name}', and there is no $CREDENTIALS_DIRECTORY to find it in")
     # LoadCredential= of a directory called "keys" shows its files as keys_NAME (systemd.exec(5)).
     for candidate in (Path(directory, name), Path(directory, f"keys_{name}")):
         if candidate.exists():
-            return _read_secret(f"{table.path}.api_key", candidate)
-    raise _Wrong(f"{table.path}.api_key is '{name}', and no such credential was passed")
+            return _read_secret(key, candidate)
+    raise _Wrong(f"{key} is '{name}', and no such credential was passed")
 
 
 def _read_secret(key: str, path: Path) -> Secret:
@@ -340,6 +422,12 @@ class _Table:
         if not 0 < value < 2**53:
             raise _Wrong(f"{self._key(name)} is {value!r}, and must be more than 0")
         return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self._take(name, None, "a list of texts", list)
+        if not all(isinstance(item, str) for item in value):
+            raise _Wrong(f"{self._key(name)} is {value!r:.60}, and must be a list of texts")
+        return tuple(value)
 
     def names_list(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
         value = self._take(name, default, "a list of users and @groups", list, tuple)

@@ -23,11 +23,14 @@ from pathlib import Path
 from . import access, config, errors, events, recovery, store, systemd, wire
 from .acceptor import Acceptor
 from .api import Api, Waiters
+from .brains import Brain
+from .brains.command import CommandBrain
 from .brains.http import HttpBrain
 from .db import Database
 from .gate import Gates
 from .server import Server
 from .spool import Spool
+from .streams import Streams
 from .wire import DaemonExit
 from .worker import Observer, Worker
 
@@ -90,7 +93,10 @@ class _Lane:
         self._spool = spool
         self._waiters = Waiters()
         self._growth = Waiters()
-        self._brains = {name: HttpBrain(route) for name, route in configuration.routes.items()}
+        self._brains: dict[str, Brain] = {
+            name: CommandBrain(route) if route.command else HttpBrain(route)
+            for name, route in configuration.routes.items()
+        }
         self._worker = Worker(
             database=database,
             spool_directory=spool,
@@ -132,7 +138,7 @@ class _Lane:
             cancel_call=self._worker.cancel,
             is_answer_waiting=lambda: self._worker.answer_waiting,
             gates=self._gates,
-            spool_directory=self._spool,
+            streams=Streams(self._database, self._spool, self._configuration.routes),
             access_list=access_list,
             waiters=self._waiters,
             growth=self._growth,

@@ -61,6 +61,8 @@ def submission(body: bytes, configuration: config.Config) -> store.Submission:
     )
     fields.end()
     model = _check_request(request)
+    if route.command:
+        _check_command(request, model, route_name)
     canonical = json.dumps(request, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     digest = hashlib.sha256(json.dumps([canonical, route_name, model]).encode()).hexdigest()
     if model is not None:
@@ -201,6 +203,21 @@ def _check_request(request: dict[str, Any]) -> str | None:
         if message.get("content") is None and not message.get("tool_calls"):
             raise _invalid(f"{path}.content", "it is missing")
     return model
+
+
+def _check_command(request: dict[str, Any], model: str | None, route: str) -> None:
+    """A command gets text on its stdin and nothing else, so whatever else was asked for would be silently dropped."""
+    if model is not None:
+        raise _invalid("request.model", f"route '{route}' is a command, which is not told a model")
+    for name in request:
+        if name != "messages":
+            raise _invalid(f"request.{_show(name)}", f"route '{route}' is a command, which takes no parameters")
+    for index, message in enumerate(request["messages"]):
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if not (isinstance(part, dict) and isinstance(part.get("text"), str)):
+                path = f"request.messages[{index}].content"
+                raise _invalid(path, f"route '{route}' is a command, which is given text only")
 
 
 def _priority(text: str | None) -> Priority:

@@ -366,6 +366,7 @@ def _attempt_object(row: sqlite3.Row) -> dict[str, Any]:
             "send_failed_at",
             "headers_at",
             "http_status",
+            "exit_status",
             "upstream_id",
             "first_byte_at",
             "ended_at",
@@ -384,7 +385,7 @@ def _attempt_object(row: sqlite3.Row) -> dict[str, Any]:
 def _billed(row: sqlite3.Row) -> str:
     if row["armed_at"] is None or (row["send_failed_at"] is not None and row["headers_at"] is None):
         return "no"
-    if row["http_status"] is not None and 200 <= row["http_status"] < 300:
+    if row["exit_status"] == 0 or (row["http_status"] is not None and 200 <= row["http_status"] < 300):
         return "yes"
     if row["http_status"] is not None and 300 <= row["http_status"] < 500:
         return "no"

@@ -10,6 +10,9 @@
 | an answered 4xx or 5xx                                 | by its status, as for a live answer                        |
 | 2xx, the answer not whole                              | held answer-incomplete, the part kept                      |
 | upload known to have failed                            | queued not-executed                                        |
+| a command whose exit status is written down            | by its exit status, as for a live command                  |
+| a command without an identity, so never started        | queued not-executed                                        |
+| a command that may have run                            | ended, then held answer-incomplete or sent-outcome-unknown |
 | armed, no answer                                       | held sent-outcome-unknown                                  |
 | one of the held two, with leave to run twice           | queued asked-again                                         |
 | queued again, and died so `crash_limit` times          | held crashed-worker                                        |
@@ -29,8 +32,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from . import config, errors, events, queries, record, states, store, wire
-from .brains import reply, verdicts
-from .db import Database
+from .brains import command, reply, verdicts
+from .db import Database, Transaction
 from .gate import Gates
 from .spool import Part, Spool
 from .wire import AttemptStatus, Reason, Status
@@ -106,13 +109,16 @@ def _settle(
 ) -> None:
     job_id, attempt = row["job_id"], row["attempt"]
     part = spool.find(job_id, attempt)
+    route = routes.get(row["route"])
+    # Whatever still runs of it is ended first, outside of any transaction.
+    end = command.take_over(spool.files(job_id, attempt), route) if part is not None and part.is_command else None
     try:
         with database.write(first=True) as tx:
             found = queries.running_attempt(tx, job_id, attempt)
             if found.job is None or found.attempt is None:
                 reason, detail = Reason.EVIDENCE_CONTRADICTS, store.settle_contradiction(tx, job_id, attempt)
             else:
-                case = _case(found.job, found.attempt, part, routes.get(row["route"]), crash_limit)
+                case = _case(tx, found.job, found.attempt, part, end, route, crash_limit)
                 verdict = decide(case)
                 record.record(tx, gates, job_id, attempt, row["route"], case.evidence, verdict, unclean=True)
                 reason, detail = verdict.reason, verdict.detail
@@ -122,7 +128,13 @@ def _settle(
 
 
 def _case(
-    job: sqlite3.Row, attempt: sqlite3.Row, part: Part | None, route: config.Route | None, crash_limit: int
+    tx: Transaction,
+    job: sqlite3.Row,
+    attempt: sqlite3.Row,
+    part: Part | None,
+    end: states.CommandEnd | None,
+    route: config.Route | None,
+    crash_limit: int,
 ) -> Case:
     evidence = states.Evidence(
         armed_at=attempt["armed_at"],
@@ -134,7 +146,11 @@ def _case(
         first_byte_at=attempt["first_byte_at"],
     )
     answer = None
-    if part is not None and part.status is not None:
+    if part is not None and end is not None:
+        answer = reply.read(part.body(), reply.TextReader(route.secrets() if route else ()))
+        not_started_at = evidence.send_failed_at if end.was_started else evidence.send_failed_at or tx.now
+        evidence = dataclasses.replace(evidence, command=end, send_failed_at=not_started_at)
+    elif part is not None and part.status is not None:
         answer = reply.read(part.body())
         # The spool's first line was on the disk before the database was told, so it outranks the row.
         evidence = dataclasses.replace(

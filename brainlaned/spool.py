@@ -4,6 +4,8 @@ A file is created, and its directory synced, before the attempt is armed. Its fi
 keeping, secrets removed), on the disk before anybody acts on it; then come the body's bytes as they arrive, synced at
 least every second and at the end. A file whose body ended as its own framing said is renamed from .part to .whole. A
 torn tail is normal. Only `remove` deletes, and only after the storing transaction has committed.
+
+A local command has files of its own beside it (brains/command.py); its stdout is the answer.
 """
 
 import contextlib
@@ -21,6 +23,8 @@ from . import wire
 SYNC_S = 1.0
 """No byte of an answer stays unsynced for longer, in seconds."""
 
+_OUTPUT = "stdout"
+_SUFFIXES = ("part", "whole", "stdin", _OUTPUT, "stderr", "identity", "identity.new", "status", "status.new")
 _CHUNK = 64 * 1024
 _MAX_FIRST_LINE = 64 * 1024
 _LOWEST_STATUS, _HIGHEST_STATUS = 100, 999
@@ -37,10 +41,12 @@ class Part:
     headers_at: str | None
     whole: bool
     body_offset: int
+    is_command: bool = False
+    """The output of a local command, which begins without a first line."""
 
     def body(self, start: int = 0) -> Iterator[bytes]:
         """Read the body from byte `start` of it on, as far as it goes now."""
-        if self.status is None:
+        if self.status is None and not self.is_command:
             return
         with self.path.open("rb") as file:
             file.seek(self.body_offset + start)
@@ -72,30 +78,38 @@ class Spool:
 
     def find(self, job_id: int, attempt: int) -> Part | None:
         """Return what is on the disk of an attempt, or None when there is no file. Raises OSError."""
+        output = self._directory / f"{job_id}-{attempt}.{_OUTPUT}"
+        if output.exists():
+            return Part(output, status=None, headers={}, headers_at=None, whole=False, body_offset=0, is_command=True)
         for suffix in ("whole", "part"):
             path = self._directory / f"{job_id}-{attempt}.{suffix}"
             with contextlib.suppress(FileNotFoundError):
                 return _read_part(path, whole=suffix == "whole")
         return None
 
+    def files(self, job_id: int, attempt: int) -> Path:
+        """Return the path that the names of an attempt's files begin with."""
+        return self._directory / f"{job_id}-{attempt}"
+
     def attempts(self) -> set[tuple[int, int]]:
         """Return the (job id, attempt) of every file in the spool."""
         found = set()
         for path in self._directory.iterdir():
-            job_id, _, attempt = path.stem.partition("-")
-            if path.suffix in {".part", ".whole"} and job_id.isdecimal() and attempt.isdecimal():
+            name, _, suffix = path.name.partition(".")
+            job_id, _, attempt = name.partition("-")
+            if suffix in _SUFFIXES and job_id.isdecimal() and attempt.isdecimal():
                 found.add((int(job_id), int(attempt)))
         return found
 
     def remove(self, job_id: int, attempt: int) -> None:
-        """Delete the file of an attempt whose answer is stored. Raises OSError."""
-        for suffix in ("part", "whole"):
+        """Delete the files of an attempt whose answer is stored. Raises OSError."""
+        for suffix in _SUFFIXES:
             (self._directory / f"{job_id}-{attempt}.{suffix}").unlink(missing_ok=True)
 
     def set_aside(self, job_id: int, attempt: int, run: str) -> list[Path]:
         """Rename a file that belongs to no attempt we know, so that it is kept and can meet no later one."""
         kept = []
-        for suffix in ("part", "whole"):
+        for suffix in _SUFFIXES:
             path = self._directory / f"{job_id}-{attempt}.{suffix}"
             if path.exists():
                 kept.append(path.rename(path.with_suffix(f".{suffix}-orphan-{run}")))

@@ -33,6 +33,19 @@ FINAL = frozenset({Status.DONE, Status.FAILED, Status.CANCELLED})
 
 
 @dataclass(frozen=True, slots=True)
+class CommandEnd:
+    """How a local command ended, by the files that its runner left."""
+
+    was_started: bool = True
+    exit_status: int | None = None
+    """Negative: the signal that ended it. None: nobody wrote it down."""
+    meaning: str = "error"
+    """What the route says that exit status means: retry, fail or error."""
+    complaint: str = field(default="", repr=False)
+    """The last it said on stderr, or why it could not be started; secrets removed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What is known of one attempt. Times are RFC 3339 text; None means that it was not seen to happen.
 
@@ -53,6 +66,8 @@ class Evidence:
     """The body ended as its own framing said it would."""
     spooled: bool = False
     """A spool file with its first line is there."""
+    command: CommandEnd | None = None
+    """Of an attempt by a local command, which has no headers and no HTTP status."""
     cut_by: Reason | None = None
     """Why we ended the call from our side: a limit, a cancel, a stop."""
     error: str | None = None

@@ -259,6 +259,7 @@ def record_evidence(tx: Transaction, job_id: int, attempt: int, evidence: states
                 send_failed_at = coalesce(send_failed_at, :send_failed_at),
                 headers_at = coalesce(headers_at, :headers_at),
                 http_status = coalesce(http_status, :http_status),
+                exit_status = coalesce(exit_status, :exit_status),
                 upstream_id = coalesce(upstream_id, :upstream_id),
                 first_byte_at = coalesce(first_byte_at, :first_byte_at)
             where job_id = :id and attempt = :attempt and status = 'running'
@@ -271,6 +272,7 @@ def record_evidence(tx: Transaction, job_id: int, attempt: int, evidence: states
                 "send_failed_at": evidence.send_failed_at,
                 "headers_at": evidence.headers_at,
                 "http_status": evidence.http_status,
+                "exit_status": evidence.command.exit_status if evidence.command else None,
                 "upstream_id": evidence.upstream_id,
                 "first_byte_at": evidence.first_byte_at,
             },

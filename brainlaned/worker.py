@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from . import config, db, errors, events, queries, record, spool, states, store, wire
-from .brains import Ended, verdicts
-from .brains.http import UPSTREAM_ID_HEADERS, HttpBrain, HttpCall, scrub
+from .brains import Brain, Call, Ended, verdicts
+from .brains.http import UPSTREAM_ID_HEADERS
+from .brains.scrub import scrub
 from .gate import Gates
 from .wire import Reason
 
@@ -45,7 +46,7 @@ class Worker:
         spool_directory: spool.Spool,
         gates: Gates,
         routes: Mapping[str, config.Route],
-        brains: Mapping[str, HttpBrain],
+        brains: Mapping[str, Brain],
         run: str,
         moved: Callable[[list[int]], None],
         grew: Callable[[list[int]], None],
@@ -66,7 +67,7 @@ class Worker:
         self._stopping = False
         self._abandoned = False
         self._job_id: int | None = None
-        self._call: HttpCall | None = None
+        self._call: Call | None = None
         self._failed: Callable[[], None] = lambda: None
         self.answer_waiting = False
         """An answer is complete and cannot be stored for now."""
@@ -171,7 +172,9 @@ class Worker:
         try:
             with self._spool.create(claim.job_id, claim.attempt) as writer:
                 marks.writer = writer
-                call = self._brains[claim.route].begin(claim.request, claim.model, f"{claim.job_id}-{claim.attempt}")
+                request_id = f"{claim.job_id}-{claim.attempt}"
+                files = self._spool.files(claim.job_id, claim.attempt)
+                call = self._brains[claim.route].begin(claim.request, claim.model, request_id, files)
                 with self._changed:
                     self._job_id, self._call = claim.job_id, call
                     if self._abandoned:
@@ -311,6 +314,12 @@ class _Marks:
         self._grew([self._claim.job_id])
         self._cut("body")
 
+    def grew(self) -> None:
+        if self._evidence.first_byte_at is None:
+            self._see(first_byte_at=_now())
+        self._grew([self._claim.job_id])
+        self._cut("body")
+
     def not_sent_because(self, error: Exception) -> None:
         self._see(fault=scrub(f"{type(error).__name__}: {error}", self._secrets)[:_BODY_START])
 
@@ -319,6 +328,7 @@ class _Marks:
             self._evidence,
             ended_at=_now(),
             whole=ended.whole,
+            command=ended.command,
             cut_by=ended.cut_by,
             error=ended.error,
             body_start=self._body_start,

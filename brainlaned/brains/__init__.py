@@ -6,8 +6,10 @@ call ended is the value `Ended`; what that means is decided by verdicts.judge, f
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
+from ..states import CommandEnd
 from ..wire import Reason
 from .reply import Reply
 
@@ -30,6 +32,36 @@ class Marks(Protocol):
     def body(self, chunk: bytes) -> None:
         """Bytes of the answer, in order."""
 
+    def grew(self) -> None:
+        """The answer has grown in a file of the brain's own."""
+
+
+class Call(Protocol):
+    """One attempt. `run` is called once, by the worker; `abort` by any thread at any time."""
+
+    @property
+    def longest_s(self) -> float:
+        """How long `run` may be silent at the most, in seconds, before something is wrong with ourselves."""
+
+    def abort(self, cause: Reason) -> None:
+        """End the call from our side; the first cause given stands."""
+
+    def run(self, marks: Marks) -> "Ended":
+        """Make the call and return how it ended. Raises what `marks.armed` raised, nothing having been sent."""
+
+
+class Brain(Protocol):
+    """A way to a brain, built once."""
+
+    def begin(self, request: str, model: str, request_id: str, files: Path) -> Call:
+        """Prepare one attempt at a job's request (JSON, without a model); nothing has left yet.
+
+        `files` is the path that the names of the attempt's files begin with.
+        """
+
+    def close(self) -> None:
+        """Let go of what is kept between two calls."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -38,5 +70,6 @@ class Ended:
     reply: Reply | None = field(default=None, repr=False)
     """None: no headers came."""
     whole: bool = False
+    command: CommandEnd | None = None
     cut_by: Reason | None = None
     error: str | None = None

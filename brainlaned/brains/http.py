@@ -20,6 +20,7 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -29,6 +30,7 @@ from .. import config, errors
 from ..wire import Reason
 from . import Ended, Marks
 from .reply import ReplyReader
+from .scrub import Scrubber, scrub
 
 USAGE_S = 2.0
 """How long usage is awaited once the answer is complete, in seconds."""
@@ -36,6 +38,10 @@ USAGE_S = 2.0
 RESOLVE_S = 60.0
 """What a name may take to resolve, in seconds; it happens before anything is armed, and nothing can cut it short."""
 
+MODELS_S = 30.0
+"""What a list of models may take, in seconds."""
+
+_MODELS_BYTES = 8 * 1024 * 1024
 _KEPT_HEADERS = (
     "content-type",
     "content-length",
@@ -78,18 +84,42 @@ class HttpBrain:
     def close(self) -> None:
         self._client.close()
 
-    def begin(self, request: str, model: str, request_id: str) -> "HttpCall":
-        """Prepare one attempt; nothing is connected yet. `request` is the job's request as JSON, without a model."""
+    def models(self) -> tuple[int, list[str] | None]:
+        """Ask which models there are. Return the HTTP status, and their names where the answer could be read.
+
+        Raises OSError, in one sentence and without secrets, where no answer came.
+        """
+        secrets = self._route.secrets()
+        body = b""
+        try:
+            limit = httpx.Timeout(MODELS_S, connect=self._route.connect_s)
+            with self._client.stream("GET", self._url("models"), headers=self._headers, timeout=limit) as response:
+                over = time.monotonic() + MODELS_S
+                for chunk in response.iter_raw():
+                    body += chunk
+                    if len(body) > _MODELS_BYTES or time.monotonic() > over:
+                        return response.status_code, None
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
+            raise OSError(scrub(f"{type(error).__name__}: {error}", secrets)[:_ERROR_CHARACTERS]) from None
+        try:
+            names = [scrub(str(model["id"]), secrets) for model in json.loads(body)["data"]]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            names = None
+        return response.status_code, names
+
+    def _url(self, path: str) -> str:
+        address, mark, query = self._route.base_url.partition("?")
+        return f"{address.rstrip('/')}/{path}{mark}{query}"
+
+    def begin(self, request: str, model: str, request_id: str, files: Path) -> "HttpCall":
+        """Prepare one attempt; nothing is connected yet. It leaves no files of its own: the marks take the answer."""
         document: dict[str, Any] = json.loads(request)
         document["model"] = model
         document["stream"] = True
         document["stream_options"] = {**document.get("stream_options", {}), "include_usage": True}
         body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-        parts = self._route.base_url.partition("?")
-        url = f"{parts[0].rstrip('/')}/chat/completions{parts[1]}{parts[2]}"
-        prepared = self._client.build_request(
-            "POST", url, content=body, headers={**self._headers, "X-Request-Id": request_id}
-        )
+        headers = {**self._headers, "X-Request-Id": request_id}
+        prepared = self._client.build_request("POST", self._url("chat/completions"), content=body, headers=headers)
         return HttpCall(self._client, self._route, prepared)
 
 
@@ -297,42 +327,3 @@ class _Limits:
                 due = min((limit for limit in (self._total, self._phase) if limit is not None), default=None)
                 self._changed.wait(None if due is None else due - now)
         return None
-
-
-def scrub(text: str, secrets: tuple[str, ...]) -> str:
-    """Remove every secret from a text, the longest first."""
-    for secret in secrets:
-        text = text.replace(secret, "[removed]")
-    return text
-
-
-class Scrubber:
-    """Remove every secret from bytes that arrive in pieces, since a brain may echo its key anywhere.
-
-    Only what may be the beginning of a secret is held back, so a stream without one passes undelayed.
-    """
-
-    def __init__(self, secrets: tuple[str, ...]) -> None:
-        self._secrets = [secret.encode() for secret in secrets]
-        self._held = b""
-
-    def feed(self, chunk: bytes) -> bytes:
-        """Return what of the bytes so far surely holds no secret."""
-        if not self._secrets:
-            return chunk
-        text = self._held + chunk
-        for secret in self._secrets:
-            text = text.replace(secret, b"[removed]")
-        held = max((_overlap(text, secret) for secret in self._secrets), default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
-
-    def flush(self) -> bytes:
-        """Return what was held back, now that nothing more follows."""
-        held, self._held = self._held, b""
-        return held
-
-
-def _overlap(text: bytes, secret: bytes) -> int:
-    longest = min(len(text), len(secret) - 1)
-    return next((length for length in range(longest, 0, -1) if text.endswith(secret[:length])), 0)

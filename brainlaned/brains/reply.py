@@ -22,6 +22,7 @@ from typing import Any, Literal
 from httpx_sse._decoders import SSEDecoder
 
 from .. import wire
+from .scrub import Scrubber
 
 Form = Literal["stream", "json", "other", "empty"]
 
@@ -295,9 +296,52 @@ class ReplyReader:
         self._failed = self._failed or self._finish_reason is None
 
 
-def read(body: Iterable[bytes]) -> Reply:
+class TextReader:
+    """Read the output of a local command, which is the answer as it stands. Secrets are removed on the way."""
+
+    def __init__(self, secrets: tuple[str, ...]) -> None:
+        self._scrubber = Scrubber(secrets)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
+        self._parts: list[str] = []
+
+    def feed(self, chunk: bytes) -> str:
+        """Take the next bytes and return the text that they made certain."""
+        return self._decode(self._scrubber.feed(chunk))
+
+    def close(self) -> Reply:
+        """Return what was said, now that nothing more follows."""
+        self._decode(self._scrubber.flush(), is_last=True)
+        is_damaged = self._decoder.errors == "replace"
+        return Reply(
+            text="".join(self._parts),
+            reasoning="",
+            refusal="",
+            tool_calls=(),
+            finish_reason=None,
+            complete=False,
+            error=None,
+            usage=None,
+            flags=frozenset({wire.Flag.INVALID_BYTES} if is_damaged else ()),
+            upstream_id=None,
+            model=None,
+            created=None,
+            form="other",
+        )
+
+    def _decode(self, chunk: bytes, is_last: bool = False) -> str:
+        try:
+            text = self._decoder.decode(chunk, is_last)
+        except UnicodeDecodeError:
+            # The strict decoder has not moved, so the same bytes can be read again.
+            self._decoder.errors = "replace"
+            text = self._decoder.decode(chunk, is_last)
+        self._parts.append(text)
+        return text
+
+
+def read(body: Iterable[bytes], reader: ReplyReader | TextReader | None = None) -> Reply:
     """Read a whole body, as it was kept in a spool."""
-    reader = ReplyReader()
+    reader = reader or ReplyReader()
     for chunk in body:
         reader.feed(chunk)
     return reader.close()

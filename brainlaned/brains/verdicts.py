@@ -18,10 +18,10 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
 
-from ..states import Closing, Evidence, Verdict
+from ..states import Closing, CommandEnd, Evidence, Verdict
 from ..wire import AttemptStatus, Flag, GateReason, Reason, Status, parse_time
-from .http import scrub
 from .reply import Reply
+from .scrub import scrub
 
 QUOTA_CODES = frozenset(
     {
@@ -83,11 +83,46 @@ def judge(evidence: Evidence, reply: Reply | None, terms: Terms) -> Verdict:
                 f"an answer (HTTP {evidence.http_status}) is there, and no leave to send was recorded before it",
             )
         return _not_sent(evidence, terms)
+    if evidence.command is not None:
+        return _command(evidence, evidence.command, reply, terms)
     if evidence.headers_at is not None or evidence.spooled:
         return _answered(evidence, reply, terms)
     if evidence.send_failed_at is not None:
-        return _not_executed(evidence)
+        said = f"the upload failed at {evidence.send_failed_at}, so the brain cannot have the whole request"
+        return _not_executed(evidence, said)
     return _ambiguous(evidence, terms, f"armed at {evidence.armed_at}, {_sent(evidence)}, and no answer came")
+
+
+def _command(evidence: Evidence, end: CommandEnd, reply: Reply | None, terms: Terms) -> Verdict:
+    """Judge a local command by its exit status; without one, by whether it was started."""
+    if not end.was_started:
+        return _not_executed(evidence, f"the command was not started{f': {end.complaint}' if end.complaint else ''}")
+    said = f"armed at {evidence.armed_at}, started{f' at {evidence.sent_at}' if evidence.sent_at else ''}"
+    complaint = f": {end.complaint}" if end.complaint else ""
+    text = reply.output if reply else ""
+    if evidence.cut_by is Reason.OUTPUT_LIMIT:
+        return _incomplete(evidence, reply, terms, f"{said}, cut by brainlane at max_output_mib", may_ask_again=False)
+    if reply is not None and end.exit_status == 0 and text:
+        return Verdict(
+            job=Status.DONE,
+            attempt=AttemptStatus.SUCCEEDED,
+            reason=Reason.ANSWERED,
+            detail=f"{said}, exit status 0",
+            text=text,
+            response=json.dumps(reply.response(), ensure_ascii=False),
+            flags=reply.flags,
+            opens=True,
+        )
+    if end.exit_status is None or evidence.cut_by is not None:
+        said = f"{said}, and its end was not written down{complaint}"
+        return _incomplete(evidence, reply, terms, said) if text else _ambiguous(evidence, terms, said)
+    if end.exit_status == 0:
+        return _held(evidence, reply, Reason.ANSWER_UNREADABLE, f"{said}, exit status 0 and no text{complaint}")
+    status = end.exit_status
+    said = f"{said}, {f'signal {-status}' if status < 0 else f'exit status {status}'}{complaint}"
+    if end.meaning == "retry":
+        return _by_kind(Kind.LATER, status, None, said, evidence, reply, terms)
+    return _by_kind(Kind.JOB if end.meaning == "fail" else Kind.COSTLY, status, None, said, evidence, reply, terms)
 
 
 def _answered(evidence: Evidence, reply: Reply | None, terms: Terms) -> Verdict:
@@ -327,8 +362,7 @@ def _not_sent(evidence: Evidence, terms: Terms) -> Verdict:
     )
 
 
-def _not_executed(evidence: Evidence) -> Verdict:
-    said = f"the upload failed at {evidence.send_failed_at}, so the brain cannot have the whole request"
+def _not_executed(evidence: Evidence, said: str) -> Verdict:
     return Verdict(
         job=Status.QUEUED,
         attempt=AttemptStatus.INTERRUPTED,

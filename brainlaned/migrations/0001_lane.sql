@@ -76,6 +76,7 @@ create table job_attempts (
     send_failed_at text,
     headers_at text,
     http_status integer,
+    exit_status integer,                            -- of a local command; negative for a signal
     upstream_id text,
     first_byte_at text,
     ended_at text,

@@ -1,0 +1,122 @@
+"""What of an answer has arrived: its text while it grows, read from the spool, so that a slow reader blocks nobody.
+
+Owns how far each reader has come. It opens a file for each look and keeps none open; it never writes. What it returns
+are server-sent events, ready to be sent.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from . import config, errors, queries
+from .brains import reply
+from .db import Database
+from .spool import Part, Spool
+from .wire import ErrorKind, Status
+
+
+class Streams:
+    """The answers of one lane, as far as they have come."""
+
+    def __init__(self, database: Database, spool: Spool, routes: Mapping[str, config.Route]) -> None:
+        self._database = database
+        self._spool = spool
+        self._routes = routes
+
+    def follow(self, job_id: int, attempt: int, start: int) -> "Follower":
+        """Follow a job's text from character `start` of an attempt on; 0: of whichever there is."""
+        return Follower(self, job_id, attempt, start)
+
+    def partial(self, job_id: int) -> str:
+        """Return what has arrived so far. Raises Refused (no-output) where nothing has."""
+        job, text, attempt, where = self.look(job_id)
+        if text is None and where is Status.RUNNING and (part := self.spooled(job_id, attempt)) is not None:
+            text = reply.read(body(part), self.reader(part, job["route"])).output or None
+        if text is None:
+            raise errors.Refused(
+                ErrorKind.NO_OUTPUT,
+                f"cannot read a part of job {job_id}: it is {where} and nothing has arrived",
+                next_action=f"brainctl show {job_id}",
+                retry_safe=True,
+            )
+        return text
+
+    def look(self, job_id: int) -> tuple[dict[str, Any], str | None, int, Status]:
+        """Return the job object, the text stored of it, its latest attempt and its status."""
+        with self._database.read() as connection:
+            return queries.job(connection, job_id), *queries.part(connection, job_id)
+
+    def spooled(self, job_id: int, attempt: int) -> Part | None:
+        """Return what is on the disk of an attempt; None where it is not there, or not any more."""
+        # It may get its other name, or be stored and gone, at any time: the next look tells.
+        with contextlib.suppress(FileNotFoundError):
+            return self._spool.find(job_id, attempt)
+        return None
+
+    def reader(self, part: Part, route: str) -> reply.ReplyReader | reply.TextReader:
+        """Return what makes text of an attempt's bytes."""
+        if not part.is_command:
+            return reply.ReplyReader()
+        known = self._routes.get(route)
+        return reply.TextReader(known.secrets() if known else ())
+
+
+class Follower:
+    """How far one reader has come. `look` runs in the thread pool, one call at a time."""
+
+    def __init__(self, streams: Streams, job_id: int, attempt: int, start: int) -> None:
+        self._streams = streams
+        self._job_id = job_id
+        self._attempt = attempt
+        self._reader: reply.ReplyReader | reply.TextReader | None = None
+        self._bytes_read = 0
+        self._position = 0
+        self._skip = start
+        self.is_over = False
+
+    def look(self) -> list[bytes]:
+        """Return the events that have become due."""
+        job, text, attempt, where = self._streams.look(self._job_id)
+        found: list[bytes] = []
+        if attempt != self._attempt:
+            if self._attempt and (self._position or self._skip):
+                found.append(_event("restart", {"attempt": attempt}))
+                self._skip = 0
+            self._attempt, self._reader, self._bytes_read, self._position = attempt, None, 0, 0
+        if where is Status.RUNNING:
+            found += self._arrived(job["route"])
+        elif where is not Status.QUEUED:
+            found += self._text((text or "")[self._position :])
+            found.append(_event("end", job))
+            self.is_over = True
+        return found
+
+    def _arrived(self, route: str) -> list[bytes]:
+        part = self._streams.spooled(self._job_id, self._attempt)
+        if part is None:
+            return []
+        self._reader = self._reader or self._streams.reader(part, route)
+        found = []
+        for chunk in body(part, self._bytes_read):
+            self._bytes_read += len(chunk)
+            found += self._text(self._reader.feed(chunk))
+        return found
+
+    def _text(self, text: str) -> list[bytes]:
+        skipped = min(len(text), max(0, self._skip - self._position))
+        self._position += len(text)
+        position = f"{self._attempt}-{self._position}"
+        return [_event("text", {"text": text[skipped:]}, position)] if text[skipped:] else []
+
+
+def body(part: Part, start: int = 0) -> Iterator[bytes]:
+    """Read the body from a byte on; what is stored and gone meanwhile ends it."""
+    with contextlib.suppress(FileNotFoundError):
+        yield from part.body(start)
+
+
+def _event(name: str, data: Any, position: str | None = None) -> bytes:
+    # JSON without raw line ends, so the data is always one line.
+    prefix = "" if position is None else f"id: {position}\n"
+    return f"{prefix}event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
