@@ -551,6 +551,8 @@ class BrainServer:
 
     def __init__(self, *, port: int = 0, log: Path | None = None, default: Step | None = None) -> None:
         self.default = default or answer()
+        self.models: Step = lambda x: x.whole({"object": "list", "data": [{"id": "fake", "object": "model"}]})
+        """What is said to whoever asks which models there are."""
         self.requests: list[Record] = []
         self.max_concurrent = 0
         self.connections = 0
@@ -704,7 +706,7 @@ class BrainServer:
             return self._control_side(x)
         chosen = self._recorded(x)
         if x.record.path.endswith("/models"):
-            return x.whole({"object": "list", "data": [{"id": "fake", "object": "model", "owned_by": "tests"}]})
+            return self.models(x)
         if x.record.method != "POST":
             return x.whole({"status": "ok"})
         if chosen is None and self._chooser is not None:
