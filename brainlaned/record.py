@@ -3,10 +3,16 @@
 A live worker and recovery after a crash both record through here, so that the same verdict always has the same effect.
 """
 
+import contextlib
+import dataclasses
+from collections.abc import Callable
+
 from . import states, store
+from .brains.scrub import Scrubber
 from .db import Transaction
 from .gate import Gates
-from .wire import AttemptStatus
+from .spool import Spool
+from .wire import AttemptStatus, Flag
 
 
 def record(
@@ -18,9 +24,15 @@ def record(
     evidence: states.Evidence,
     verdict: states.Verdict,
     *,
+    raw: Callable[[], bytes | None],
     unclean: bool = False,
 ) -> list[int]:
-    """Apply a verdict. Return the ids of every job that moved. Raises Superseded, having changed nothing."""
+    """Apply a verdict. Return the ids of every job that moved. Raises Superseded, having changed nothing.
+
+    `raw` is asked for the answer's own bytes where its text could not hold them.
+    """
+    if Flag.INVALID_BYTES in verdict.flags:
+        verdict = dataclasses.replace(verdict, raw=raw())
     store.finish(tx, job_id, attempt, evidence, verdict, unclean=unclean)
     moved = [job_id]
     if verdict.closes is not None:
@@ -33,3 +45,13 @@ def record(
         if verdict.attempt is AttemptStatus.SUCCEEDED:
             moved += store.hold_suspects(tx, route, job_id)
     return moved
+
+
+def raw_of(spool: Spool, job_id: int, attempt: int, secrets: tuple[str, ...]) -> bytes | None:
+    """Return the bytes of an attempt's answer as they came, secrets removed; None where the spool has none."""
+    with contextlib.suppress(OSError):
+        part = spool.find(job_id, attempt)
+        if part is not None:
+            scrubber = Scrubber(secrets)
+            return b"".join([*(scrubber.feed(chunk) for chunk in part.body()), scrubber.flush()])
+    return None

@@ -26,6 +26,7 @@ row by row, before READY. Running it twice changes nothing, since it only looks 
 """
 
 import dataclasses
+import functools
 import sqlite3
 import time
 from collections.abc import Mapping
@@ -120,7 +121,17 @@ def _settle(
             else:
                 case = _case(tx, found.job, found.attempt, part, end, route, crash_limit)
                 verdict = decide(case)
-                record.record(tx, gates, job_id, attempt, row["route"], case.evidence, verdict, unclean=True)
+                record.record(
+                    tx,
+                    gates,
+                    job_id,
+                    attempt,
+                    row["route"],
+                    case.evidence,
+                    verdict,
+                    raw=functools.partial(record.raw_of, spool, job_id, attempt, case.terms.secrets),
+                    unclean=True,
+                )
                 reason, detail = verdict.reason, verdict.detail
     except errors.Superseded:
         return  # settled already

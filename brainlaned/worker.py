@@ -11,6 +11,7 @@ again until it succeeds. The worker waits on a condition (a submit, a resume, a 
 """
 
 import dataclasses
+import functools
 import sqlite3
 import threading
 import time
@@ -202,8 +203,18 @@ class Worker:
             self._declare(STEP_S)
             try:
                 with self._database.write(first=True) as tx:
-                    verdict = verdicts.judge(evidence, ended.reply, self._terms(tx, claim))
-                    moved = record.record(tx, self._gates, claim.job_id, claim.attempt, claim.route, evidence, verdict)
+                    terms = self._terms(tx, claim)
+                    verdict = verdicts.judge(evidence, ended.reply, terms)
+                    moved = record.record(
+                        tx,
+                        self._gates,
+                        claim.job_id,
+                        claim.attempt,
+                        claim.route,
+                        evidence,
+                        verdict,
+                        raw=functools.partial(record.raw_of, self._spool, claim.job_id, claim.attempt, terms.secrets),
+                    )
                     if verdict.reason is Reason.EVIDENCE_CONTRADICTS:
                         store.pause(tx, verdict.detail, store.Caller(uid=0, user="brainlaned"))
                 break
