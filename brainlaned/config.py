@@ -181,7 +181,7 @@ def parse(document: Mapping[str, Any]) -> Config:
         crash_limit=lane.whole("crash_limit", 2),
         max_queued=lane.whole("max_queued", 1_000_000),
         disk_reserve_mib=lane.whole("disk_reserve_mib", 64),
-        keep_days=lane.seconds("keep_days", 30),
+        keep_days=lane.days("keep_days", 30),
         head_start_s={
             priority: head_start.number(priority, default)
             for priority, default in ((wire.Priority.LOW, -3600), (wire.Priority.NORMAL, 0), (wire.Priority.HIGH, 3600))
@@ -406,7 +406,7 @@ class _Table:
 
     def number(self, name: str, default: float) -> float:
         value: float = self._take(name, default, "a number", int, float)
-        # A century is more than any of these can mean, and the arithmetic of dates stays far from its ends.
+        # A century of seconds is more than any of these can mean, and the arithmetic of dates stays far from its ends.
         if abs(value) > 3_200_000_000 or not math.isfinite(value):
             raise _Wrong(f"{self._key(name)} is {value!r}, which is out of range")
         return value
@@ -415,6 +415,12 @@ class _Table:
         value = self.number(name, default)
         if value <= 0:
             raise _Wrong(f"{self._key(name)} is {value!r}, and must be more than 0")
+        return value
+
+    def days(self, name: str, default: float) -> float:
+        value = self.seconds(name, default)
+        if value > 36_500:
+            raise _Wrong(f"{self._key(name)} is {value!r}, and may be a century at the most")
         return value
 
     def whole(self, name: str, default: int) -> int:

@@ -27,6 +27,7 @@ MARK_PATIENCE_S = 0.2
 """The same for a mark that is written again with the result, so that a paid answer is not kept waiting for it."""
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
+_SCHEMA_COOKIE_OFFSET = 40
 _USER_VERSION_OFFSET = 60  # https://www.sqlite.org/fileformat2.html#the_database_header
 _SYNCHRONOUS_FULL = 2
 
@@ -76,7 +77,8 @@ class Database:
     def open(self) -> None:
         """Open the database and bring its schema up to date.
 
-        Raises StartRefused (65) for a file that is damaged or newer than the program; the file is left as it is.
+        Raises StartRefused (65) for a file that is damaged, newer than the program or another program's; it is left as
+        it is.
         """
         newest = max(_numbered_migrations())
         self._refuse_newer(self._version_in_header(), newest)
@@ -196,7 +198,16 @@ class Database:
         if len(header) < 100:
             return 0
         version: int = struct.unpack_from(">i", header, _USER_VERSION_OFFSET)[0]
-        return version if header.startswith(b"SQLite format 3\0") else 0
+        if not header.startswith(b"SQLite format 3\0"):
+            return 0
+        # Ours has its first table and its version from one transaction.
+        if version == 0 and struct.unpack_from(">i", header, _SCHEMA_COOKIE_OFFSET)[0] > 0:
+            raise errors.StartRefused(
+                wire.DaemonExit.DATABASE,
+                f"cannot open database '{self.path}': it is the database of another program",
+                f"sqlite3 {self.path} .schema",
+            )
+        return version
 
     def _version_in_log(self) -> int:
         # A newer program may have died before its log was copied back. Any connection would leave side files behind or

@@ -1,3 +1,4 @@
+import contextlib
 import hashlib
 import os
 import shutil
@@ -467,6 +468,14 @@ def whole_file(path: Path) -> bytes:
 def test_a_damaged_database_is_refused_and_stays_as_it_is(path: Path, damage: Callable[[bytes], bytes]) -> None:
     path.write_bytes(damage(whole_file(path)))
     refused_as_database(path)
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_the_database_of_another_program_is_refused_and_stays_as_it_is(path: Path, mode: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"pragma journal_mode = {mode}")
+        connection.execute("create table things (id integer)")
+    assert "another program" in refused_as_database(path)
 
 
 def test_an_empty_file_is_a_new_database(path: Path) -> None:
