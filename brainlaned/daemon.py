@@ -29,7 +29,7 @@ from .brains.http import HttpBrain
 from .db import Database
 from .gate import Gates
 from .server import Server
-from .spool import Spool
+from .spool import Spool, sync_directory
 from .streams import Streams
 from .wire import DaemonExit
 from .worker import Observer, Worker
@@ -205,8 +205,13 @@ class _Lane:
         second.cancel()
         if not ended.done():
             # What the worker hangs in cannot be ended; the next start judges by the evidence that is on the disk.
+            await asyncio.to_thread(self._forgive_death)
             events.stopped("the worker did not let go")
             os._exit(DaemonExit.FAILURE)
+
+    def _forgive_death(self) -> None:
+        with contextlib.suppress(errors.BrainlaneError, sqlite3.Error), self._database.write(patience_s=0.5) as tx:
+            store.forgive_death(tx)
 
     def _about(self) -> dict[str, object]:
         return {
@@ -227,7 +232,10 @@ def lock_lane(state_dir: Path, stack: contextlib.ExitStack) -> None:
     the process ends.
     """
     try:
+        missing = [path for path in (state_dir, *state_dir.parents) if not path.exists()]
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in missing:
+            sync_directory(path.parent)
         descriptor = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise errors.StartRefused(

@@ -24,7 +24,7 @@ def record(
     evidence: states.Evidence,
     verdict: states.Verdict,
     *,
-    raw: Callable[[], bytes | None],
+    raw: Callable[[], bytes | None] = lambda: None,
     unclean: bool = False,
 ) -> list[int]:
     """Apply a verdict. Return the ids of every job that moved. Raises Superseded, having changed nothing.

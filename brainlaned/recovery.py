@@ -158,11 +158,14 @@ def _case(
     )
     answer = None
     if part is not None and end is not None:
-        answer = reply.read(part.body(), reply.TextReader(route.secrets() if route else ()))
+        # The runner syncs what was printed before it writes down the end.
+        printed = part.kept() if end.exit_status is None else part.body()
+        answer = reply.read(printed, reply.TextReader(route.secrets() if route else ()))
         not_started_at = evidence.send_failed_at if end.was_started else evidence.send_failed_at or tx.now
         evidence = dataclasses.replace(evidence, command=end, send_failed_at=not_started_at)
     elif part is not None and part.status is not None:
-        answer = reply.read(part.body())
+        body = part.body if part.whole else part.kept
+        answer = reply.read(body())
         # The spool's first line was on the disk before the database was told, so it outranks the row.
         evidence = dataclasses.replace(
             evidence,
@@ -171,7 +174,7 @@ def _case(
             headers=part.headers,
             whole=part.whole,
             spooled=True,
-            body_start=next(iter(part.body()), b"")[:_BODY_START],
+            body_start=next(iter(body()), b"")[:_BODY_START],
         )
     return Case(
         evidence=evidence,

@@ -54,6 +54,19 @@ class Part:
                 yield chunk
 
 
+    def kept(self) -> Iterator[bytes]:
+        """Read what of the body a crash has left, up to the first NUL: the rest of it may stand behind a hole.
+
+        Bytes that were never synced may reach the disk in any order, and a page that did not get there reads as zeros. No
+        answer in JSON or as a stream of events holds a NUL of its own.
+        """
+        for chunk in self.body():
+            before, hole, _ = chunk.partition(b"\0")
+            yield before
+            if hole:
+                return
+
+
 class Spool:
     """The spool directory of one lane."""
 
@@ -63,14 +76,14 @@ class Spool:
     def open(self) -> None:
         """Make the directory, durably, where it is not there yet. Raises OSError."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        _sync_directory(self._directory.parent)
+        sync_directory(self._directory.parent)
 
     def create(self, job_id: int, attempt: int) -> "Writer":
         """Create the file of an attempt, durably. Raises OSError, also when it is there already."""
         path = self._directory / f"{job_id}-{attempt}.part"
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
-            _sync_directory(self._directory)
+            sync_directory(self._directory)
         except OSError:
             os.close(descriptor)
             raise
@@ -220,7 +233,8 @@ def _read_part(path: Path, *, whole: bool) -> Part:
         return Part(path=path, status=None, headers={}, headers_at=None, whole=False, body_offset=0)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

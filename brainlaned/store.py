@@ -229,12 +229,15 @@ def arm(tx: Transaction, job_id: int, attempt: int) -> None:
     Raises CancelAsked when a cancel was recorded first, Superseded when the attempt is not the running one any more.
     """
     job = tx.execute(
-        "select cancel_requested_at from jobs where id = :id and attempt_count = :attempt and status = 'running'",
+        """
+        select status, cancel_requested_at from jobs
+        where id = :id and attempt_count = :attempt and status in ('running', 'cancelled')
+        """,
         {"id": job_id, "attempt": attempt},
     ).fetchone()
     if job is None:
         raise errors.Superseded(f"cannot arm attempt {attempt} of job {job_id}: the job has moved on")
-    if job["cancel_requested_at"] is not None:
+    if job["status"] == Status.CANCELLED or job["cancel_requested_at"] is not None:
         raise errors.CancelAsked(f"cannot arm attempt {attempt} of job {job_id}: a cancel came first")
     _changed(
         tx.execute(
@@ -431,7 +434,9 @@ def is_cancel_requested(tx: Transaction, job_id: int) -> bool:
 
 
 def cancel(tx: Transaction, job_id: int, attempt: int | None, reason: str | None, caller: Caller) -> Status:
-    """Cancel a job that is not running, or record the wish for one that is, and return where the job stands now.
+    """Cancel a job, or record the wish for one whose request may have left, and return where the job stands now.
+
+    A running attempt that is not armed is ended here and now: whoever wants to arm it later is refused.
 
     Raises Refused (no-such-job, too-late) or Superseded when the job is not at `attempt` any more.
     """
@@ -445,14 +450,25 @@ def cancel(tx: Transaction, job_id: int, attempt: int | None, reason: str | None
             next_action=f"brainctl show {job_id}",
         )
     _record_decision(tx, job, Decision.CANCEL, reason, caller)
+    detail = _decided("cancelled", reason, caller, tx)
     if status is Status.RUNNING:
         tx.execute(
             "update jobs set cancel_requested_at = coalesce(cancel_requested_at, :now) where id = :id",
             {"id": job_id, "now": tx.now},
         )
-        return status
+        unarmed = tx.execute(
+            """
+            update job_attempts set status = 'cancelled', reason = 'cancel-requested', detail = :detail,
+                ended_at = :now, uses_attempt = 0
+            where job_id = :id and attempt = :attempt and status = 'running' and armed_at is null
+            """,
+            {"id": job_id, "attempt": job["attempt_count"], "detail": detail, "now": tx.now},
+        )
+        if unarmed.rowcount == 0:
+            return status
+        detail = f"{detail}, before anything was sent"
+        tx.execute("update jobs set unclean_deaths = unclean_deaths - 1 where id = :id", {"id": job_id})
     was_held = status is Status.HELD
-    detail = _decided("cancelled", reason, caller, tx)
     _move(
         tx,
         job_id,
@@ -575,6 +591,11 @@ def begin_run(tx: Transaction, run: str, pid: int, client: str, routes: Iterable
             "insert into gates (route, configured) values (:route, 1) on conflict (route) do update set configured = 1",
             {"route": route},
         )
+
+
+def forgive_death(tx: Transaction) -> None:
+    """Record that the death which follows is our own doing, so that it does not count against the running job."""
+    tx.execute("update jobs set unclean_deaths = unclean_deaths - 1 where status = 'running'")
 
 
 def end_run(tx: Transaction, run: str, ending: str) -> None:

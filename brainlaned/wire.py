@@ -83,6 +83,7 @@ class Reason(StrEnum):
     OPERATOR_CANCELLED = "operator-cancelled"
     OPERATOR_RETRIED = "operator-retried"
     # Why a call was cut by us; these stand on the attempt only.
+    CONNECT_LIMIT = "connect-limit"
     FIRST_BYTE_LIMIT = "first-byte-limit"
     IDLE_LIMIT = "idle-limit"
     TOTAL_LIMIT = "total-limit"

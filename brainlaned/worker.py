@@ -219,9 +219,13 @@ class Worker:
                         store.pause(tx, verdict.detail, store.Caller(uid=0, user="brainlaned"))
                 break
             except errors.Superseded as error:
-                # After a commit whose outcome was unknown this is how we learn that it had succeeded.
-                events.superseded(claim.job_id, claim.attempt, str(error))
                 self._set_answer_waiting(False)
+                if evidence.armed_at is None and ended.cut_by is Reason.CANCEL_REQUESTED:
+                    # A cancel ended the attempt while it could still be sure that nothing was sent.
+                    self._forget(claim)
+                else:
+                    # After a commit whose outcome was unknown this is how we learn that it had succeeded.
+                    events.superseded(claim.job_id, claim.attempt, str(error))
                 return
             except (errors.Busy, errors.CommitUnknown, sqlite3.Error) as error:
                 if not self.answer_waiting:
@@ -234,14 +238,17 @@ class Worker:
         if self.answer_waiting:
             events.answer_stored(claim.job_id, claim.attempt, time.monotonic() - since)
         self._set_answer_waiting(False)
-        try:
-            self._spool.remove(claim.job_id, claim.attempt)
-        except OSError as error:
-            events.spool_failed(claim.job_id, claim.attempt, str(error))
+        self._forget(claim)
         events.ended(claim.job_id, claim.attempt, claim.route, verdict.job, verdict.reason, verdict.detail)
         if verdict.reason is Reason.EVIDENCE_CONTRADICTS:
             events.lane_stopped_by_contradiction(claim.job_id, verdict.detail)
         self._moved(moved)
+
+    def _forget(self, claim: store.Claim) -> None:
+        try:
+            self._spool.remove(claim.job_id, claim.attempt)
+        except OSError as error:
+            events.spool_failed(claim.job_id, claim.attempt, str(error))
 
     def _set_answer_waiting(self, waiting: bool) -> None:
         self.answer_waiting = waiting

@@ -26,7 +26,7 @@ from typing import Any
 
 import httpx
 
-from .. import config, errors
+from .. import config
 from ..wire import Reason
 from . import Ended, Marks
 from .reply import ReplyReader
@@ -154,7 +154,7 @@ class HttpCall:
         error: str | None = None
         with _Limits(self) as limits:
             limits.total(self._route.total_s)
-            self._prepared.extensions["trace"] = _Trace(self, marks, limits, self._route.first_byte_s)
+            self._prepared.extensions["trace"] = _Trace(self, marks, limits, self._route)
             try:
                 response = self._client.send(self._prepared, stream=True)
                 try:
@@ -182,7 +182,9 @@ class HttpCall:
             raise _Unreadable(f"the answer is encoded ({encoding[:40]}), though identity was asked for")
         room = self._route.max_output_mib * 1024 * 1024
         for chunk in response.iter_raw():
-            limits.phase(self._route.idle_s, Reason.IDLE_LIMIT)
+            was_finished = reader.finished
+            if not was_finished:
+                limits.phase(self._route.idle_s, Reason.IDLE_LIMIT)
             if len(chunk) > room:
                 chunk = chunk[:room]
                 self.abort(Reason.OUTPUT_LIMIT)
@@ -191,7 +193,8 @@ class HttpCall:
             if self._cut_by is not None or reader.ended:
                 # After the end marker nothing can follow; whoever keeps the line open must not keep the lane.
                 return False
-            if reader.finished:
+            if reader.finished and not was_finished:
+                # What follows now, be it comments without end, does not make the wait longer.
                 limits.phase(min(USAGE_S, self._route.idle_s), Reason.IDLE_LIMIT)
         framed = "content-length" in response.headers or "transfer-encoding" in response.headers
         return framed and self._cut_by is None
@@ -224,10 +227,10 @@ class HttpCall:
                 self._shut_down()
 
     def arm(self, marks: Marks) -> None:
+        with self._lock:
+            if self._cut_by is not None:
+                raise _CutFirst(f"cannot arm the call: {self._cut_by} came first")
         try:
-            with self._lock:
-                if self._cut_by is not None:
-                    raise errors.CancelAsked(f"cannot arm the call: {self._cut_by} came first")
             marks.armed()
         except Exception as error:
             self._not_armed = error
@@ -245,6 +248,10 @@ class HttpCall:
                 self._line = None
 
 
+class _CutFirst(Exception):
+    """We ended the call before it was armed."""
+
+
 class _Unreadable(Exception):
     """An answer that we will not try to read."""
 
@@ -252,27 +259,31 @@ class _Unreadable(Exception):
 class _Trace:
     """httpcore's trace extension as marks. A CONNECT to a proxy is not our request, and arms nothing."""
 
-    def __init__(self, call: HttpCall, marks: Marks, limits: "_Limits", first_byte_s: float) -> None:
+    def __init__(self, call: HttpCall, marks: Marks, limits: "_Limits", route: config.Route) -> None:
         self._call = call
         self._marks = marks
         self._limits = limits
-        self._first_byte_s = first_byte_s
+        self._route = route
         self._ours = False
 
     def __call__(self, event: str, info: Mapping[str, Any]) -> None:
         match event:
             case "connection.connect_tcp.complete":
                 self._call.connected(info["return_value"].get_extra_info("socket"))
+                # Over TLS or a proxy there is more to come before anything of ours can be sent.
+                self._limits.phase(self._route.connect_s, Reason.CONNECT_LIMIT)
             case "http11.send_request_headers.started":
                 self._ours = info["request"].method != b"CONNECT"
                 if self._ours:
+                    # The upload is bounded by httpx, which counts idle_s anew for each piece, and by the total.
+                    self._limits.no_phase()
                     self._call.arm(self._marks)
             case "http11.send_request_headers.failed" | "http11.send_request_body.failed" if self._ours:
                 self._marks.send_failed()
-                self._limits.phase(self._first_byte_s, Reason.FIRST_BYTE_LIMIT)
+                self._limits.phase(self._route.first_byte_s, Reason.FIRST_BYTE_LIMIT)
             case "http11.send_request_body.complete" if self._ours:
                 self._marks.sent()
-                self._limits.phase(self._first_byte_s, Reason.FIRST_BYTE_LIMIT)
+                self._limits.phase(self._route.first_byte_s, Reason.FIRST_BYTE_LIMIT)
 
 
 class _Limits:
@@ -315,6 +326,10 @@ class _Limits:
             self._phase, self._cause = due, cause
             if sooner:
                 self._changed.notify()
+
+    def no_phase(self) -> None:
+        with self._changed:
+            self._phase = None
 
     def _watch(self) -> None:
         with self._changed:

@@ -194,7 +194,7 @@ def _by_kind(
                     GateReason.ASKED_TO_WAIT,
                     said,
                     wait_s=retry_after_s(evidence.headers, evidence.headers_at),
-                    strike=not (status == 503 and _is_loading(reply)),
+                    strike=not (status == 503 and _is_loading(evidence, reply)),
                 ),
             )
         case Kind.COSTLY:
@@ -215,7 +215,7 @@ def _two_hundred(evidence: Evidence, reply: Reply | None, terms: Terms) -> Verdi
         if reply.output or reply.reasoning:
             return _incomplete(evidence, reply, terms, f"{said} after part of the text", may_ask_again=False)
         return _error_inside(evidence, reply, terms, said)
-    if evidence.whole:
+    if evidence.whole and not (reply is not None and (reply.output or reply.reasoning)):
         said = f"{answer}, a whole body that is no answer{_quote(evidence, reply, terms)}"
         if terms.attempts_used == 0 and terms.attempts_left > 1:
             return _costly(evidence, reply, terms, said)
@@ -343,8 +343,8 @@ def _cancelled(evidence: Evidence, reply: Reply | None) -> Verdict:
 
 
 def _not_sent(evidence: Evidence, terms: Terms) -> Verdict:
-    if evidence.error is not None and evidence.cut_by is None:
-        said = f"nothing was sent: {evidence.error}"
+    if evidence.error is not None and evidence.cut_by not in {Reason.DAEMON_STOPPED, Reason.CANCEL_REQUESTED}:
+        said = _with_cut("nothing was sent", evidence) if evidence.cut_by else f"nothing was sent: {evidence.error}"
         closes, wait_s = Closing(GateReason.UNREACHABLE, said), None
     else:
         # A stop, a crash or our own disk says nothing about the route; only a fault of ours is worth waiting for.
@@ -410,10 +410,10 @@ def _code_of(error: Mapping[str, Any]) -> str | None:
     return next(iter(known or numeric or codes), None)
 
 
-def _is_loading(reply: Reply | None) -> bool:
+def _is_loading(evidence: Evidence, reply: Reply | None) -> bool:
     # Not a judgement on the job: both answers wait alike, and only the suspicion against this job is left out.
-    message = (reply.error or {}).get("message") if reply else None
-    return isinstance(message, str) and "loading" in message.lower()
+    said = str(reply.error) if reply and reply.error else evidence.body_start.decode(errors="replace")
+    return "loading" in said.lower()
 
 
 def _gate_reason(status: int, code: str | None) -> GateReason:

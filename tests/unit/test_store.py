@@ -606,13 +606,19 @@ def test_an_attempt_is_armed_once(lane: Lane) -> None:
         lane.arm(claim)
 
 
-def test_after_a_cancel_nothing_is_armed(lane: Lane) -> None:
+def test_a_cancel_before_anything_is_armed_ends_the_job_at_once_and_nothing_is_armed(lane: Lane) -> None:
     job_id = lane.submit()
     claim = lane.claimed()
-    assert lane.cancel(job_id) is Status.RUNNING
+    assert lane.cancel(job_id) is Status.CANCELLED
     with pytest.raises(errors.CancelAsked):
         lane.arm(claim)
-    assert lane.attempt(job_id)["armed_at"] is None
+    with pytest.raises(errors.Superseded):
+        lane.finish(claim, DONE)
+    attempt = lane.attempt(job_id)
+    assert (attempt["status"], attempt["armed_at"], attempt["uses_attempt"]) == ("cancelled", None, 0)
+    assert (lane.job(job_id)["attempts_used"], lane.job(job_id)["unclean_deaths"]) == (0, 0)
+    lane.submit()
+    lane.claimed()
 
 
 @pytest.mark.parametrize("verdict", EVERY_VERDICT, ids=lambda verdict: verdict.job)
@@ -620,7 +626,7 @@ def test_an_attempt_that_has_ended_is_not_armed(lane: Lane, verdict: Verdict) ->
     lane.submit()
     claim = lane.claimed()
     lane.finish(claim, verdict)
-    with pytest.raises(errors.Superseded):
+    with pytest.raises(errors.CancelAsked if verdict.job is Status.CANCELLED else errors.Superseded):
         lane.arm(claim)
 
 
@@ -848,7 +854,7 @@ def test_a_held_job_is_cancelled_by_decision(lane: Lane) -> None:
 
 def test_the_cancel_of_a_running_job_is_a_wish_that_is_durable(lane: Lane, clock: Clock) -> None:
     job_id = lane.submit()
-    lane.claimed()
+    lane.arm(lane.claimed())
     assert lane.cancel(job_id) is Status.RUNNING
     clock.tick(5)
     assert lane.cancel(job_id) is Status.RUNNING
@@ -860,8 +866,9 @@ def test_the_cancel_of_a_running_job_is_a_wish_that_is_durable(lane: Lane, clock
 def test_a_wish_to_cancel_does_not_outlive_the_attempt_it_was_for(lane: Lane) -> None:
     job_id = lane.submit()
     claim = lane.claimed()
+    lane.arm(claim)
     lane.cancel(job_id)
-    lane.finish(claim, AGAIN)
+    lane.finish(claim, replace(AGAIN, attempt=AttemptStatus.FAILED))
     assert lane.job(job_id)["cancel_requested_at"] is None
     lane.arm(lane.claimed())
 
