@@ -7,7 +7,7 @@ Arrows point down only; rooms on one line never import each other:
     __main__  localbrain
     daemon  check
     api  worker  recovery  server
-    record  intake  streams
+    record  decisions  intake  streams
     acceptor  store  queries  brains  gate  spool  access
     db  events
     states  config

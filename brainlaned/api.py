@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from . import access, config, errors, events, intake, queries, store, wire
+from . import access, config, decisions, errors, events, intake, queries, store, wire
 from .acceptor import Acceptor
 from .access import Role
 from .db import Database, Transaction
@@ -300,7 +300,7 @@ async def cancel(api: Api, request: Request) -> Response:
 
     def change(tx: Transaction) -> dict[str, Any]:
         _may_touch(request, queries.submitter_uid(tx, job_id))
-        store.cancel(tx, job_id, attempt, reason, request.state.caller)
+        decisions.cancel(tx, job_id, attempt, reason, request.state.caller)
         return queries.job(tx, job_id)
 
     answer = await _decided(api, request, job_id, Decision.CANCEL, change)
@@ -315,7 +315,7 @@ async def retry(api: Api, request: Request) -> Response:
 
     def change(tx: Transaction) -> dict[str, Any]:
         _may_touch(request, queries.submitter_uid(tx, job_id))
-        store.retry(tx, job_id, attempt, reason, request.state.caller)
+        decisions.retry(tx, job_id, attempt, reason, request.state.caller)
         return queries.job(tx, job_id)
 
     return await _decided(api, request, job_id, "retry", change)
@@ -327,7 +327,7 @@ async def recover(api: Api, request: Request) -> Response:
 
     def change(tx: Transaction) -> dict[str, Any]:
         _may_touch(request, queries.submitter_uid(tx, job_id))
-        store.decide(tx, job_id, attempt, decision, text, reason, request.state.caller)
+        decisions.decide(tx, job_id, attempt, decision, text, reason, request.state.caller)
         return queries.job(tx, job_id)
 
     return await _decided(api, request, job_id, decision, change)

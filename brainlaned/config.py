@@ -6,6 +6,7 @@ nowhere else; their type hides them from repr, and `Route.secrets` lists what mu
 route.
 """
 
+import base64
 import dataclasses
 import math
 import os
@@ -25,6 +26,10 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
 _URL = re.compile(r"[\x21-\x7e]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_NAME = re.compile("key|token|secret|auth|sig|pass|cookie|cred", re.IGNORECASE)
+_HARMLESS_NAME = re.compile("version|referer|title|agent|accept|content|organi[sz]ation|project|beta", re.IGNORECASE)
+_LONG = 10
+_HIDDEN = re.compile(r"(api_key|proxy|base_url)$|\.(headers|secrets)\.")
 _SHORTEST_SECRET = 4  # removing shorter ones from texts would only garble them
 
 EXIT_STATUSES = {75: "retry", 2: "fail"}
@@ -91,16 +96,32 @@ class Route:
 
     def secrets(self) -> tuple[str, ...]:
         """Everything that must not appear in a text about this route, the longest first."""
-        parts = urlsplit(self.base_url)
-        found = {parts.username, parts.password, *(value for _, value in parse_qsl(parts.query))}
-        # An address is echoed as it was written as well as decoded.
-        found |= {pair.partition("=")[2] for pair in parts.query.split("&")}
-        found |= {unquote(text) for text in found if text}
+        found = {*_secrets_in(self.base_url), *_secrets_in(self.proxy.reveal() if self.proxy else "")}
         found |= {self.api_key.reveal()} if self.api_key else set()
-        found |= {value.reveal() for value in (*self.headers.values(), *self.secret_environment.values())}
-        if self.proxy:
-            found |= {urlsplit(self.proxy.reveal()).password}
-        return tuple(sorted((text for text in found if text and len(text) >= _SHORTEST_SECRET), key=len, reverse=True))
+        found |= {value.reveal() for value in self.secret_environment.values()}
+        for name, value in self.headers.items():
+            if _is_secret(name, value.reveal()):
+                found |= {value.reveal(), *value.reveal().split()}
+        return tuple(sorted((text for text in found if len(text) >= _SHORTEST_SECRET), key=len, reverse=True))
+
+
+def _secrets_in(url: str) -> set[str]:
+    """Return what is secret in an address, as it was written and decoded, since either may be echoed."""
+    parts = urlsplit(url)
+    # A user's name is one only where it stands alone: then it is a token. Else "user" would vanish from every answer.
+    found = {parts.password or parts.username or ""}
+    found |= {pair.partition("=")[2] for pair in parts.query.split("&") if _is_secret(*pair.partition("=")[::2])}
+    found |= {value for name, value in parse_qsl(parts.query) if _is_secret(name, value)}
+    found |= {unquote(text) for text in found}
+    if parts.password:
+        pair = f"{unquote(parts.username or '')}:{unquote(parts.password)}"
+        found.add(base64.b64encode(pair.encode()).decode())
+    return found
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Guess by its name, else by its length, whether a value is a secret; what is none must not vanish from answers."""
+    return bool(_SECRET_NAME.search(name)) or (len(value) >= _LONG and not _HARMLESS_NAME.search(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,14 +330,16 @@ def _api_key(table: "_Table") -> Secret | None:
 def _credential(key: str, name: str) -> Secret:
     if not _NAME.fullmatch(name):
         raise _Wrong(f"{key} is not the name of a credential")
+    # Somebody may have put the key itself where its name belongs, so it is not quoted.
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     if directory is None:
-        raise _Wrong(f"{key} is '{name}', and there is no $CREDENTIALS_DIRECTORY to find it in")
+        raise _Wrong(f"{key} names a credential, and there is no $CREDENTIALS_DIRECTORY to find it in")
     # LoadCredential= of a directory called "keys" shows its files as keys_NAME (systemd.exec(5)).
     for candidate in (Path(directory, name), Path(directory, f"keys_{name}")):
         if candidate.exists():
             return _read_secret(key, candidate)
-    raise _Wrong(f"{key} is '{name}', and no such credential was passed")
+    passed = sorted(path.name for path in Path(directory).iterdir()) if Path(directory).is_dir() else []
+    raise _Wrong(f"{key} names a credential that was not passed; there are: {', '.join(passed) or 'none'}")
 
 
 def _read_secret(key: str, path: Path) -> Secret:
@@ -345,12 +368,14 @@ def _headers(table: "_Table") -> dict[str, Secret]:
 
 
 def _checked_url(key: str, url: str, *, hidden: bool = False) -> str:
-    shown = "given" if hidden else f"'{url.split('@')[-1].split('?')[0]}'"
+    shown = "given" if hidden or "@" in url else f"'{url.split('?')[0]}'"
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise _Wrong(f"{key} is {shown}: {error}") from error
+        # What cannot be read may be a password in the wrong place.
+        why = "host and port cannot be told apart" if shown == "given" else error
+        raise _Wrong(f"{key} is {shown}: {why}") from None
     if not _URL.fullmatch(url):
         raise _Wrong(f"{key} has characters that an address cannot have")
     if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -385,7 +410,8 @@ class _Table:
         value = self._values.pop(name)
         # bool is an int to Python, and never what a number's key means.
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            raise _Wrong(f"{self._key(name)} is {value!r}, and must be {kind}")
+            shown = "given" if _HIDDEN.search(self._key(name)) else repr(value)
+            raise _Wrong(f"{self._key(name)} is {shown}, and must be {kind}")
         return value
 
     def names(self) -> list[str]:

@@ -1,7 +1,10 @@
 """The catalogue of every line that the operator can read in the journal. No other module logs.
 
-One function per event: its level, its words, its fields. Prompts, answers and keys never come here. Lines go through a
-queue, so that a journal that does not take them cannot hold up the lane.
+One function per event: its level, its words, its fields. Prompts, answers and keys never come here. Under systemd an
+event goes to the journal by its native protocol, with the fields BRAINLANE_JOB, BRAINLANE_ATTEMPT, BRAINLANE_ROUTE and
+BRAINLANE_REASON and a MESSAGE_ID of its own, so that `journalctl BRAINLANE_JOB=17` shows a job's life and `journalctl
+-x` says what to do; anywhere else it is a line on stderr. Both pass through a queue, so that a journal that takes
+nothing cannot hold up the lane.
 """
 
 import logging
@@ -11,6 +14,38 @@ import sys
 from typing import TextIO
 
 from .wire import Reason
+
+IDS = {
+    "ready": "4ac4df0c32754e59849aa531ce47e051",
+    "stopping": "702fdda8f4da4f7c8da5205909370a86",
+    "abandoning": "8e3896b54e494e6abe30ed3eb3b1a76b",
+    "stopped": "b2a25c49d59d4be0b4c477843147ac1e",
+    "start_refused": "751d564538cc496eac5a93cee467b42e",
+    "submitted": "84bce673a8f74777b8d949c0fedc069a",
+    "claimed": "41eeab9d2a6b4998985efb4459eb983f",
+    "ended": "f03a8cf3cc1b40b59b358706435ec9cf",
+    "held": "8beaac2427fb4e4bbb8514e81bf5596e",
+    "recovered": "c652915ecc524020913a76a43437e7b4",
+    "recovery_delayed": "bf43d7f6ca78435683bebbad2dda9319",
+    "superseded": "7336cf330b7f4438a9f31533fa769afb",
+    "answer_waiting": "b06bc1ba55ed45b8a591f1868041e42f",
+    "answer_stored": "48745528f8894eb2af3d095b21c13263",
+    "claim_failed": "99c3f909216549cc9bf20d5c4f2fe6ce",
+    "spool_failed": "ee6376d8db5748ac96c237f1308dea25",
+    "spool_set_aside": "17386aa0d6b34cb79e8f171414c6ef01",
+    "decided": "4fa0d867696e4fb39079d64d92dd6be7",
+    "lane_changed": "8941734b4478431ea6cc215a1adc725b",
+    "lane_stopped_by_contradiction": "0a9953da7c394b578b34642adb75c498",
+    "forbidden": "c49187cc47184a4eb50b733818286989",
+    "unknown_group": "a03866070894430f93ed4bb9ee823bdc",
+    "request_failed": "a7441c2c99f54653a054257c1e35f1af",
+    "worker_failed": "411bb5f4fafe491b91d3a776cfd34823",
+    "last_run_died": "c19aac0ce3d74af1a140f212ab8c148d",
+    "watchdog_starved": "7ada961e06eb4ffaad9d92e40fe64768",
+    "gate_closed": "ea81bafa878c4f0bb2d598ab6a84d92f",
+    "gate_opened": "2cbf149d52964aba8922810617071da8",
+}
+"""The MESSAGE_ID of each event, by the name of its function; never changed once released (sd_journal_print(3))."""
 
 _logger = logging.getLogger("brainlaned")
 _PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
@@ -28,11 +63,36 @@ class _Formatter(logging.Formatter):
         return f"<{_PRIORITIES.get(record.levelno, 6)}>{text}" if self._with_priority else text
 
 
+class _JournalHandler(logging.Handler):
+    """The journal's own protocol; where it is not to be had, a line on stderr."""
+
+    def __init__(self, otherwise: logging.Handler) -> None:
+        super().__init__()
+        from logging_journald import JournaldTransport
+
+        self._transport = JournaldTransport(connected=False)
+        self._otherwise = otherwise
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = {"MESSAGE": self.format(record), "PRIORITY": _PRIORITIES.get(record.levelno, 6)}
+        fields |= {"SYSLOG_IDENTIFIER": "brainlaned", **getattr(record, "fields", {})}
+        try:
+            self._transport.send(fields.items())
+        except OSError:
+            self._otherwise.emit(record)
+
+
 def start(stream: TextIO | None = None) -> logging.handlers.QueueListener:
-    """Begin to write events to a stream (stderr). Stop the returned listener last of all."""
-    stream = stream or sys.stderr
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(_Formatter(with_priority=not stream.isatty()))
+    """Begin to write events, to the journal where stderr is connected to it, else to a stream (stderr).
+
+    Stop the returned listener last of all.
+    """
+    from logging_journald import check_journal_stream
+
+    handler: logging.Handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(_Formatter(with_priority=not (stream or sys.stderr).isatty()))
+    if stream is None and check_journal_stream():
+        handler = _JournalHandler(otherwise=handler)
     lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
     _logger.handlers = [logging.handlers.QueueHandler(lines)]
     _logger.setLevel(logging.INFO)
@@ -42,94 +102,163 @@ def start(stream: TextIO | None = None) -> logging.handlers.QueueListener:
     return listener
 
 
+def _event(
+    name: str,
+    level: int,
+    text: str,
+    *values: object,
+    job: int | None = None,
+    attempt: int | None = None,
+    route: str | None = None,
+    reason: str | None = None,
+    with_traceback: bool = False,
+) -> None:
+    given = {"JOB": job, "ATTEMPT": attempt, "ROUTE": route, "REASON": reason}
+    fields = {f"BRAINLANE_{field}": value for field, value in given.items() if value is not None}
+    fields |= {"MESSAGE_ID": IDS[name], "BRAINLANE_EVENT": name.replace("_", "-")}
+    _logger.log(level, text, *values, exc_info=with_traceback, extra={"fields": fields})
+
+
 def ready(socket_path: str, state_dir: str, version: str) -> None:
-    _logger.info("brainlaned %s is ready: socket %s, state %s", version, socket_path, state_dir)
+    _event("ready", logging.INFO, "brainlaned %s is ready: socket %s, state %s", version, socket_path, state_dir)
 
 
 def stopping(signal_name: str) -> None:
-    _logger.info("stopping on %s: nothing new is claimed, the call in flight may finish", signal_name)
+    text = "stopping on %s: nothing new is claimed, the call in flight may finish"
+    _event("stopping", logging.INFO, text, signal_name)
 
 
 def abandoning(why: str) -> None:
-    _logger.warning("abandoning the call in flight: %s", why)
+    _event("abandoning", logging.WARNING, "abandoning the call in flight: %s", why)
 
 
 def stopped(ending: str) -> None:
-    _logger.info("stopped: %s", ending)
+    _event("stopped", logging.INFO, "stopped: %s", ending)
+
+
+def last_run_died(run: str, ending: str) -> None:
+    _event("last_run_died", logging.WARNING, "the last run (%s) did not end by itself: %s", run, ending)
 
 
 def start_refused(message: str, next_action: str) -> None:
-    _logger.error("%s; next: %s", message, next_action)
+    _event("start_refused", logging.ERROR, "%s; next: %s", message, next_action)
+
+
+def watchdog_starved(why: str) -> None:
+    _event("watchdog_starved", logging.CRITICAL, "no sign of life is given any more: %s", why)
 
 
 def submitted(job_id: int, route: str, uid: int) -> None:
-    _logger.info("job %d accepted for route %s from uid %d", job_id, route, uid)
+    text = "job %d accepted for route %s from uid %d"
+    _event("submitted", logging.INFO, text, job_id, route, uid, job=job_id, route=route)
 
 
 def claimed(job_id: int, attempt: int, route: str) -> None:
-    _logger.info("job %d attempt %d begins on route %s", job_id, attempt, route)
+    text = "job %d attempt %d begins on route %s"
+    _event("claimed", logging.INFO, text, job_id, attempt, route, job=job_id, attempt=attempt, route=route)
 
 
 def ended(job_id: int, attempt: int, route: str, status: str, reason: Reason, detail: str) -> None:
-    level = logging.WARNING if status in {"held", "failed"} else logging.INFO
-    _logger.log(level, "job %d attempt %d on route %s: %s (%s): %s", job_id, attempt, route, status, reason, detail)
+    _event(
+        "held" if status == "held" else "ended",
+        logging.WARNING if status in {"held", "failed"} else logging.INFO,
+        "job %d attempt %d on route %s: %s (%s): %s",
+        *(job_id, attempt, route, status, reason, detail),
+        job=job_id,
+        attempt=attempt,
+        route=route,
+        reason=reason,
+    )
 
 
-def superseded(job_id: int, attempt: int, message: str) -> None:
-    _logger.error("job %d attempt %d: its end was not stored: %s", job_id, attempt, message)
-
-
-def answer_waiting(job_id: int, attempt: int, error: str) -> None:
-    _logger.error("job %d attempt %d: the answer is waiting to be stored: %s", job_id, attempt, error)
-
-
-def answer_stored(job_id: int, attempt: int, waited_s: float) -> None:
-    _logger.info("job %d attempt %d: the answer is stored, after %.1f s", job_id, attempt, waited_s)
-
-
-def claim_failed(error: str) -> None:
-    _logger.error("nothing can be claimed for now: %s", error)
-
-
-def spool_failed(job_id: int, attempt: int, error: str) -> None:
-    _logger.error("job %d attempt %d: its spool failed: %s", job_id, attempt, error)
-
-
-def spool_set_aside(job_id: int, attempt: int, name: str) -> None:
-    _logger.warning("a spool file names job %d attempt %d, which nobody knows: kept as %s", job_id, attempt, name)
+def held(job_id: int, route: str, reason: Reason, detail: str) -> None:
+    text = "job %d on route %s: held (%s): %s"
+    values = (job_id, route, reason, detail)
+    _event("held", logging.WARNING, text, *values, job=job_id, route=route, reason=reason)
 
 
 def recovered(job_id: int, attempt: int, route: str, reason: Reason, detail: str) -> None:
-    _logger.warning("job %d attempt %d on route %s recovered (%s): %s", job_id, attempt, route, reason, detail)
+    _event(
+        "recovered",
+        logging.WARNING,
+        "job %d attempt %d on route %s recovered (%s): %s",
+        *(job_id, attempt, route, reason, detail),
+        job=job_id,
+        attempt=attempt,
+        route=route,
+        reason=reason,
+    )
 
 
 def recovery_delayed(job_id: int, attempt: int, error: str) -> None:
-    _logger.warning("job %d attempt %d cannot be recovered yet: %s", job_id, attempt, error)
+    text = "job %d attempt %d cannot be recovered yet: %s"
+    _event("recovery_delayed", logging.WARNING, text, job_id, attempt, error, job=job_id, attempt=attempt)
+
+
+def superseded(job_id: int, attempt: int, message: str) -> None:
+    text = "job %d attempt %d: its end was not stored: %s"
+    _event("superseded", logging.ERROR, text, job_id, attempt, message, job=job_id, attempt=attempt)
+
+
+def answer_waiting(job_id: int, attempt: int, error: str) -> None:
+    text = "job %d attempt %d: the answer is waiting to be stored: %s"
+    _event("answer_waiting", logging.ERROR, text, job_id, attempt, error, job=job_id, attempt=attempt)
+
+
+def answer_stored(job_id: int, attempt: int, waited_s: float) -> None:
+    text = "job %d attempt %d: the answer is stored, after %.1f s"
+    _event("answer_stored", logging.INFO, text, job_id, attempt, waited_s, job=job_id, attempt=attempt)
+
+
+def claim_failed(error: str) -> None:
+    _event("claim_failed", logging.ERROR, "nothing can be claimed for now: %s", error)
+
+
+def spool_failed(job_id: int, attempt: int, error: str) -> None:
+    text = "job %d attempt %d: its spool failed: %s"
+    _event("spool_failed", logging.ERROR, text, job_id, attempt, error, job=job_id, attempt=attempt)
+
+
+def spool_set_aside(job_id: int, attempt: int, name: str) -> None:
+    text = "a spool file names job %d attempt %d, which nobody knows: kept as %s"
+    _event("spool_set_aside", logging.WARNING, text, job_id, attempt, name, job=job_id, attempt=attempt)
+
+
+def gate_closed(route: str, reason: str, detail: str, next_probe_at: str | None) -> None:
+    again = f"asked again at {next_probe_at}" if next_probe_at else "only the operator opens it"
+    text = "route %s is closed (%s), %s: %s"
+    _event("gate_closed", logging.WARNING, text, route, reason, again, detail, route=route, reason=reason)
+
+
+def gate_opened(route: str) -> None:
+    _event("gate_opened", logging.INFO, "route %s is open again", route, route=route)
 
 
 def decided(job_id: int, action: str, uid: int, pid: int | None) -> None:
-    _logger.info("job %d: %s, decided by uid %d pid %s", job_id, action, uid, pid)
+    _event("decided", logging.INFO, "job %d: %s, decided by uid %d pid %s", job_id, action, uid, pid, job=job_id)
 
 
 def lane_changed(change: str, uid: int, pid: int | None, reason: str | None) -> None:
-    _logger.info("lane %s by uid %d pid %s%s", change, uid, pid, f": {reason}" if reason else "")
+    because = f": {reason}" if reason else ""
+    _event("lane_changed", logging.INFO, "lane %s by uid %d pid %s%s", change, uid, pid, because)
 
 
 def lane_stopped_by_contradiction(job_id: int, detail: str) -> None:
-    _logger.critical("job %d: %s: the lane is paused", job_id, detail)
+    text = "job %d: %s: the lane is paused"
+    _event("lane_stopped_by_contradiction", logging.CRITICAL, text, job_id, detail, job=job_id)
 
 
 def forbidden(uid: int, pid: int, role: str) -> None:
-    _logger.warning("refused uid %d pid %d, who may not %s", uid, pid, role)
+    _event("forbidden", logging.WARNING, "refused uid %d pid %d, who may not %s", uid, pid, role)
 
 
 def unknown_group(name: str) -> None:
-    _logger.warning("there is no group '%s', which the configuration names", name)
+    _event("unknown_group", logging.WARNING, "there is no group '%s', which the configuration names", name)
 
 
 def request_failed(method: str, path: str) -> None:
-    _logger.exception("a request failed: %s %s", method, path)
+    _event("request_failed", logging.ERROR, "a request failed: %s %s", method, path, with_traceback=True)
 
 
 def worker_failed() -> None:
-    _logger.exception("the worker failed")
+    _event("worker_failed", logging.CRITICAL, "the worker failed", with_traceback=True)

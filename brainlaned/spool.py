@@ -53,12 +53,11 @@ class Part:
             while chunk := file.read(_CHUNK):
                 yield chunk
 
-
     def kept(self) -> Iterator[bytes]:
         """Read what of the body a crash has left, up to the first NUL: the rest of it may stand behind a hole.
 
-        Bytes that were never synced may reach the disk in any order, and a page that did not get there reads as zeros. No
-        answer in JSON or as a stream of events holds a NUL of its own.
+        Bytes that were never synced may reach the disk in any order, and a page that did not get there reads as zeros.
+        No answer in JSON or as a stream of events holds a NUL of its own.
         """
         for chunk in self.body():
             before, hole, _ = chunk.partition(b"\0")

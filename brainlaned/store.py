@@ -1,7 +1,7 @@
 """Every statement that changes a job. Each function takes a transaction first and never begins or commits one.
 
 Every move is a compare-and-set on what the caller knew (id, attempt number, status); where no row matches, Superseded
-is raised and nothing has changed. What only reads is in queries.py.
+is raised and nothing has changed. What only reads is in queries.py, what people decide in decisions.py.
 
 Why no call is made twice: `claim_next` numbers a new attempt in the same transaction that makes the job running, `arm`
 commits the leave to send exactly once, and only `finish` of that very attempt can move the job on.
@@ -12,11 +12,11 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, assert_never
+from typing import Any
 
 from . import config, errors, states, wire
 from .db import Transaction
-from .wire import Decision, Flag, Priority, Reason, Status
+from .wire import Priority, Reason, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,14 +314,14 @@ def finish(
                 "ended_at": evidence.ended_at or tx.now,
                 "uses_attempt": verdict.uses_attempt,
                 "finish_reason": verdict.finish_reason,
-                "flags": _json(sorted(verdict.flags)),
+                "flags": to_json(sorted(verdict.flags)),
                 "usage": _json_or_none(verdict.usage),
             },
         ),
         f"cannot finish attempt {attempt} of job {job_id}: it has ended",
     )
     due = None if verdict.wait_s is None else tx.moment + timedelta(seconds=verdict.wait_s)
-    _move(
+    move(
         tx,
         job_id,
         attempt,
@@ -344,12 +344,12 @@ def finish(
             "clean": not unclean,
             "answered": verdict.opens,
             "finish_reason": verdict.finish_reason,
-            "flags": _json(sorted(verdict.flags)),
+            "flags": to_json(sorted(verdict.flags)),
             "usage": _json_or_none(verdict.usage),
         },
     )
     if verdict.job is Status.DONE:
-        _put_output(tx, job_id, verdict.text, verdict.response)
+        put_output(tx, job_id, verdict.text, verdict.response)
     if verdict.raw is not None or (verdict.text and verdict.job is not Status.DONE):
         tx.execute(
             """
@@ -374,7 +374,7 @@ def settle_contradiction(tx: Transaction, job_id: int, attempt: int) -> str:
     job = tx.execute("select * from jobs where id = :id", {"id": job_id}).fetchone()
     if job is not None and job["status"] == Status.RUNNING:
         detail = f"the job is running at attempt {job['attempt_count']}, and no such attempt is running"
-        _move(
+        move(
             tx,
             job_id,
             job["attempt_count"],
@@ -422,7 +422,7 @@ def hold_suspects(tx: Transaction, route: str, served_job_id: int) -> list[int]:
     ).fetchall()
     for job in suspects:
         detail = f"put off {job['strikes']} times in a row, while job {served_job_id} was served at {tx.now}"
-        _move(tx, job["id"], job["attempt_count"], Status.QUEUED, Status.HELD, Reason.REFUSED_REPEATEDLY, detail)
+        move(tx, job["id"], job["attempt_count"], Status.QUEUED, Status.HELD, Reason.REFUSED_REPEATEDLY, detail)
         tx.execute("update jobs set strikes = 0 where id = :id", {"id": job["id"]})
     return [job["id"] for job in suspects]
 
@@ -433,143 +433,11 @@ def is_cancel_requested(tx: Transaction, job_id: int) -> bool:
     return row is not None and row[0] is not None
 
 
-def cancel(tx: Transaction, job_id: int, attempt: int | None, reason: str | None, caller: Caller) -> Status:
-    """Cancel a job, or record the wish for one whose request may have left, and return where the job stands now.
-
-    A running attempt that is not armed is ended here and now: whoever wants to arm it later is refused.
-
-    Raises Refused (no-such-job, too-late) or Superseded when the job is not at `attempt` any more.
-    """
-    job = _job(tx, job_id)
-    _must_be_at(job, attempt)
-    status = Status(job["status"])
-    if status in states.FINAL:
-        raise errors.Refused(
-            wire.ErrorKind.TOO_LATE,
-            f"cannot cancel job {job_id}: it is {status} already, since {job['finished_at']}",
-            next_action=f"brainctl show {job_id}",
-        )
-    _record_decision(tx, job, Decision.CANCEL, reason, caller)
-    detail = _decided("cancelled", reason, caller, tx)
-    if status is Status.RUNNING:
-        tx.execute(
-            "update jobs set cancel_requested_at = coalesce(cancel_requested_at, :now) where id = :id",
-            {"id": job_id, "now": tx.now},
-        )
-        unarmed = tx.execute(
-            """
-            update job_attempts set status = 'cancelled', reason = 'cancel-requested', detail = :detail,
-                ended_at = :now, uses_attempt = 0
-            where job_id = :id and attempt = :attempt and status = 'running' and armed_at is null
-            """,
-            {"id": job_id, "attempt": job["attempt_count"], "detail": detail, "now": tx.now},
-        )
-        if unarmed.rowcount == 0:
-            return status
-        detail = f"{detail}, before anything was sent"
-        tx.execute("update jobs set unclean_deaths = unclean_deaths - 1 where id = :id", {"id": job_id})
-    was_held = status is Status.HELD
-    _move(
-        tx,
-        job_id,
-        job["attempt_count"],
-        status,
-        Status.CANCELLED,
-        Reason.OPERATOR_CANCELLED if was_held else Reason.CANCEL_REQUESTED,
-        detail,
-    )
-    return Status.CANCELLED
-
-
-def retry(tx: Transaction, job_id: int, attempt: int | None, reason: str | None, caller: Caller) -> None:
-    """Queue a failed job again, its place kept and one more attempt allowed. Raises Refused or Superseded."""
-    job = _job(tx, job_id)
-    _must_be_at(job, attempt)
-    if job["status"] != Status.FAILED:
-        raise errors.Superseded(f"cannot retry job {job_id}: it is {job['status']}, and only a failed job is retried")
-    _record_decision(tx, job, "retry", reason, caller)
-    _queue_again(tx, job, Reason.OPERATOR_RETRIED, _decided("retried", reason, caller, tx))
-
-
-def decide(
-    tx: Transaction,
-    job_id: int,
-    attempt: int | None,
-    decision: Decision,
-    text: str | None,
-    reason: str | None,
-    caller: Caller,
-) -> None:
-    """Apply a person's decision on a held job, and record who, when, why and on which attempt.
-
-    Raises Superseded when the job is not held, or not at `attempt`, any more; Refused (no-output) when there is nothing
-    to accept.
-    """
-    job = _job(tx, job_id)
-    _must_be_at(job, attempt)
-    if job["status"] != Status.HELD:
-        raise errors.Superseded(f"cannot {decision} job {job_id}: it is {job['status']}, and no longer held")
-    _record_decision(tx, job, decision, reason, caller)
-    match decision:
-        case Decision.RESEND:
-            _queue_again(tx, job, Reason.OPERATOR_RESENT, _decided("sent again", reason, caller, tx))
-        case Decision.ACCEPT:
-            part = tx.execute(
-                "select text, response from attempt_parts where job_id = :id and attempt = :attempt",
-                {"id": job_id, "attempt": job["attempt_count"]},
-            ).fetchone()
-            if part is None:
-                raise errors.Refused(
-                    wire.ErrorKind.NO_OUTPUT,
-                    f"cannot accept job {job_id}: attempt {job['attempt_count']} brought no text",
-                    next_action=f"brainctl recover {job_id}",
-                )
-            # A whole answer was held only because it had been asked to be complete; a part is marked as one.
-            flags = {Flag.PARTIAL} if part["response"] is None else set()
-            _close_held(tx, job, Status.DONE, Reason.OPERATOR_ACCEPTED, _decided("accepted", reason, caller, tx), flags)
-            _put_output(tx, job_id, part["text"], part["response"])
-        case Decision.COMPLETE:
-            detail = _decided("completed by hand", reason, caller, tx)
-            _close_held(tx, job, Status.DONE, Reason.OPERATOR_COMPLETED, detail, {Flag.OPERATOR_TEXT})
-            _put_output(tx, job_id, text or "", None)
-        case Decision.FAIL:
-            _close_held(tx, job, Status.FAILED, Reason.OPERATOR_FAILED, _decided("failed", reason, caller, tx), set())
-        case Decision.CANCEL:
-            detail = _decided("cancelled", reason, caller, tx)
-            _close_held(tx, job, Status.CANCELLED, Reason.OPERATOR_CANCELLED, detail, set())
-        case _:
-            assert_never(decision)
-
-
-def _queue_again(tx: Transaction, job: sqlite3.Row, reason: Reason, detail: str) -> None:
-    _move(tx, job["id"], job["attempt_count"], Status(job["status"]), Status.QUEUED, reason, detail)
-    tx.execute(
-        """
-        update jobs set extra_attempts = extra_attempts + :more, unclean_deaths = 0, strikes = 0, flags = '[]',
-            usage = null, finish_reason = null
-        where id = :id
-        """,
-        {"id": job["id"], "more": max(0, 1 - attempts_left(job))},
-    )
-
-
-def _close_held(tx: Transaction, job: sqlite3.Row, new: Status, reason: Reason, detail: str, flags: set[Flag]) -> None:
-    _move(tx, job["id"], job["attempt_count"], Status.HELD, new, reason, detail)
-    tx.execute(
-        "update jobs set flags = :flags where id = :id",
-        {"id": job["id"], "flags": _json(sorted({*json.loads(job["flags"]), *flags}))},
-    )
-
-
-def _decided(what: str, reason: str | None, caller: Caller, tx: Transaction) -> str:
-    return f"{what} by {_name(caller)} at {tx.now}" + (f": {reason}" if reason else "")
-
-
 def pause(tx: Transaction, reason: str | None, caller: Caller) -> None:
     """Let nothing be claimed any more, durably. Pausing a paused lane changes who did it and why."""
     tx.execute(
         "update lane set paused_at = coalesce(paused_at, :now), paused_by = :by, paused_reason = :reason",
-        {"now": tx.now, "by": _name(caller), "reason": reason},
+        {"now": tx.now, "by": name_of(caller), "reason": reason},
     )
 
 
@@ -612,7 +480,7 @@ def _acceptance_moment(tx: Transaction) -> datetime:
     return tx.moment if latest is None else max(tx.moment, wire.parse_time(latest))
 
 
-def _move(
+def move(
     tx: Transaction,
     job_id: int,
     attempt: int,
@@ -623,6 +491,7 @@ def _move(
     *,
     due_at: str | None = None,
 ) -> None:
+    """Move a job that is at `attempt` and `old` to another status. Raises Superseded when it is elsewhere by now."""
     if new not in states.MOVES[old]:
         raise ValueError(f"no move from {old} to {new}")
     _changed(
@@ -649,14 +518,16 @@ def _move(
     )
 
 
-def _put_output(tx: Transaction, job_id: int, text: str, response: str | None) -> None:
+def put_output(tx: Transaction, job_id: int, text: str, response: str | None) -> None:
+    """Store what the submitter gets."""
     tx.execute(
         "insert into job_outputs (job_id, text, response) values (:id, :text, :response)",
         {"id": job_id, "text": text, "response": response},
     )
 
 
-def _job(tx: Transaction, job_id: int) -> sqlite3.Row:
+def job_row(tx: Transaction, job_id: int) -> sqlite3.Row:
+    """Return the row of a job. Raises Refused (no-such-job)."""
     job: sqlite3.Row | None = tx.execute("select * from jobs where id = :id", {"id": job_id}).fetchone()
     if job is None:
         raise errors.Refused(
@@ -665,38 +536,13 @@ def _job(tx: Transaction, job_id: int) -> sqlite3.Row:
     return job
 
 
-def _must_be_at(job: sqlite3.Row, attempt: int | None) -> None:
-    if attempt is not None and attempt != job["attempt_count"]:
-        raise errors.Superseded(
-            f"cannot act on attempt {attempt} of job {job['id']}: it is at attempt {job['attempt_count']}"
-        )
-
-
-def _record_decision(tx: Transaction, job: sqlite3.Row, action: str, reason: str | None, caller: Caller) -> None:
-    tx.execute(
-        """
-        insert into decisions (job_id, attempt, action, reason, at, uid, user_name, pid)
-        values (:job_id, :attempt, :action, :reason, :now, :uid, :user, :pid)
-        """,
-        {
-            "job_id": job["id"],
-            "attempt": job["attempt_count"],
-            "action": action,
-            "reason": reason,
-            "now": tx.now,
-            "uid": caller.uid,
-            "user": caller.user,
-            "pid": caller.pid,
-        },
-    )
-
-
 def _changed(cursor: sqlite3.Cursor, message: str) -> None:
     if cursor.rowcount != 1:
         raise errors.Superseded(message)
 
 
-def _name(caller: Caller) -> str:
+def name_of(caller: Caller) -> str:
+    """Return how a caller is called in a sentence."""
     return caller.user or f"uid {caller.uid}"
 
 
@@ -704,9 +550,10 @@ def _time_or_none(moment: datetime | None) -> str | None:
     return None if moment is None else wire.format_time(moment)
 
 
-def _json(value: Any) -> str:
+def to_json(value: Any) -> str:
+    """Write a value as the database keeps it."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _json_or_none(value: Any) -> str | None:
-    return None if value is None else _json(value)
+    return None if value is None else to_json(value)

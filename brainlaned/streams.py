@@ -11,6 +11,7 @@ from typing import Any
 
 from . import config, errors, queries
 from .brains import reply
+from .brains.scrub import Scrubber
 from .db import Database
 from .spool import Part, Spool
 from .wire import ErrorKind, Status
@@ -32,7 +33,8 @@ class Streams:
         """Return what has arrived so far. Raises Refused (no-output) where nothing has."""
         job, text, attempt, where = self.look(job_id)
         if text is None and where is Status.RUNNING and (part := self.spooled(job_id, attempt)) is not None:
-            text = reply.read(body(part), self.reader(part, job["route"])).output or None
+            reader = self.reader(part, job["route"])
+            text = "".join([*(reader.feed(chunk) for chunk in body(part)), reader.close()]) or None
         if text is None:
             raise errors.Refused(
                 ErrorKind.NO_OUTPUT,
@@ -54,12 +56,27 @@ class Streams:
             return self._spool.find(job_id, attempt)
         return None
 
-    def reader(self, part: Part, route: str) -> reply.ReplyReader | reply.TextReader:
+    def reader(self, part: Part, route: str) -> "Reader":
         """Return what makes text of an attempt's bytes."""
-        if not part.is_command:
-            return reply.ReplyReader()
         known = self._routes.get(route)
-        return reply.TextReader(known.secrets() if known else ())
+        return Reader(part, known.secrets() if known else ())
+
+
+class Reader:
+    """The text of an answer that is still arriving, secrets removed once more: a key may be cut across two deltas."""
+
+    def __init__(self, part: Part, secrets: tuple[str, ...]) -> None:
+        self._reader = reply.TextReader(secrets) if part.is_command else reply.ReplyReader()
+        self._scrubber = Scrubber(secrets)
+
+    def feed(self, chunk: bytes) -> str:
+        """Take the next bytes and return the text that they made certain."""
+        # Secrets are ASCII, so no character is cut in two.
+        return self._scrubber.feed(self._reader.feed(chunk).encode()).decode()
+
+    def close(self) -> str:
+        """Return what was held back, where nothing more follows for now."""
+        return self._scrubber.flush().decode()
 
 
 class Follower:
@@ -69,7 +86,7 @@ class Follower:
         self._streams = streams
         self._job_id = job_id
         self._attempt = attempt
-        self._reader: reply.ReplyReader | reply.TextReader | None = None
+        self._reader: Reader | None = None
         self._bytes_read = 0
         self._position = 0
         self._skip = start

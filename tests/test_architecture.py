@@ -312,6 +312,7 @@ def test_the_server_touches_logging_only_to_silence_the_one_it_uses() -> None:
 # The database repeats the words of the contract.
 
 ON_THE_ATTEMPT_ONLY = {
+    wire.Reason.CONNECT_LIMIT,
     wire.Reason.FIRST_BYTE_LIMIT,
     wire.Reason.IDLE_LIMIT,
     wire.Reason.TOTAL_LIMIT,

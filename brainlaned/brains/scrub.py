@@ -1,21 +1,30 @@
 """Removing secrets from what a brain says, since it may echo its key anywhere: in texts and in arriving bytes."""
 
+import re
+
+_REMOVED = "[removed]"
+_TELLING = 8
+"""So many characters of a secret at the end of something cut short are too many to be left standing."""
+
 
 def scrub(text: str, secrets: tuple[str, ...]) -> str:
-    """Remove every secret from a text, the longest first."""
-    for secret in secrets:
-        text = text.replace(secret, "[removed]")
-    return text
+    """Remove every secret from a text."""
+    if not secrets:
+        return text
+    scrubber = Scrubber(secrets)
+    # Secrets are ASCII, so no character is cut in two.
+    return (scrubber.feed(text.encode("utf-8", "surrogatepass")) + scrubber.flush()).decode("utf-8", "surrogatepass")
 
 
 class Scrubber:
-    """Remove every secret from bytes that arrive in pieces, since a brain may echo its key anywhere.
+    """Remove every secret from bytes that arrive in pieces; where one begins another, the longer goes first.
 
     Only what may be the beginning of a secret is held back, so a stream without one passes undelayed.
     """
 
     def __init__(self, secrets: tuple[str, ...]) -> None:
-        self._secrets = [secret.encode() for secret in secrets]
+        self._secrets = sorted((secret.encode() for secret in secrets), key=len, reverse=True)
+        self._any = re.compile(b"|".join(re.escape(secret) for secret in self._secrets))
         self._held = b""
 
     def feed(self, chunk: bytes) -> bytes:
@@ -23,18 +32,29 @@ class Scrubber:
         if not self._secrets:
             return chunk
         text = self._held + chunk
-        for secret in self._secrets:
-            text = text.replace(secret, b"[removed]")
-        held = max((_overlap(text, secret) for secret in self._secrets), default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        return self._replace(text, len(text) - max(_overlap(text, secret) for secret in self._secrets))
 
     def flush(self) -> bytes:
         """Return what was held back, now that nothing more follows."""
-        held, self._held = self._held, b""
-        return held
+        text, self._held = self._held, b""
+        clean = self._replace(text, len(text))
+        begun = max((_overlap(clean, secret) for secret in self._secrets), default=0)
+        return clean[: len(clean) - begun] + _REMOVED.encode() if begun >= _TELLING else clean
+
+    def _replace(self, text: bytes, end: int) -> bytes:
+        """Return the text up to `end` without secrets, and hold back what follows."""
+        parts, position = [], 0
+        for found in self._any.finditer(text):
+            if found.start() >= end:
+                break
+            parts += [text[position : found.start()], _REMOVED.encode()]
+            position = found.end()
+        end = max(position, end)
+        self._held = text[end:]
+        return b"".join([*parts, text[position:end]])
 
 
 def _overlap(text: bytes, secret: bytes) -> int:
+    """Return how many bytes at the end of a text begin a secret."""
     longest = min(len(text), len(secret) - 1)
     return next((length for length in range(longest, 0, -1) if text.endswith(secret[:length])), 0)

@@ -9,6 +9,7 @@ It is pure: evidence, reply and terms in, verdict out. Its rows are those of the
 Codes decide, never words in a text: providers' texts change, and the word "quota" means two opposite things.
 """
 
+import dataclasses
 import email.utils
 import json
 import re
@@ -72,6 +73,38 @@ class Terms:
 
 def judge(evidence: Evidence, reply: Reply | None, terms: Terms) -> Verdict:
     """Say what became of an attempt. Precedence: a recorded cancel; an answer; not sent; not executed; unknown."""
+    return _scrubbed(_judge(evidence, reply, terms), terms.secrets)
+
+
+def _scrubbed(verdict: Verdict, secrets: tuple[str, ...]) -> Verdict:
+    """Remove what only shows once the pieces are put together: a key cut across two deltas, or escaped in JSON."""
+    if not secrets:
+        return verdict
+    usage = verdict.usage
+    return dataclasses.replace(
+        verdict,
+        detail=scrub(verdict.detail, secrets),
+        text=scrub(verdict.text, secrets),
+        response=None if verdict.response is None else _json_without(json.loads(verdict.response), secrets),
+        finish_reason=None if verdict.finish_reason is None else scrub(verdict.finish_reason, secrets),
+        usage=None if usage is None else json.loads(_json_without(usage, secrets)),
+    )
+
+
+def _json_without(value: Any, secrets: tuple[str, ...]) -> str:
+    """Write a value as JSON with every secret removed from its texts."""
+    return json.dumps(_without(value, secrets), ensure_ascii=False)
+
+
+def _without(value: Any, secrets: tuple[str, ...]) -> Any:
+    if isinstance(value, str):
+        return scrub(value, secrets)
+    if isinstance(value, Mapping):
+        return {scrub(key, secrets): _without(item, secrets) for key, item in value.items()}
+    return [_without(item, secrets) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _judge(evidence: Evidence, reply: Reply | None, terms: Terms) -> Verdict:
     if terms.cancel_requested:
         return _cancelled(evidence, reply)
     if evidence.armed_at is None:
@@ -151,7 +184,7 @@ def classify(status: int, code: str | None, *, names_model: bool, upload_failed:
         return Kind.LATER if upload_failed else Kind.COSTLY
     if status in {502, 504, 524}:
         return Kind.AMBIGUOUS
-    if status in {401, 402, 403} or 300 <= status < 400:
+    if status in {401, 402, 403, 407} or 300 <= status < 400:
         return Kind.GATE
     if status == 404 and not names_model:
         return Kind.GATE
@@ -419,7 +452,7 @@ def _is_loading(evidence: Evidence, reply: Reply | None) -> bool:
 def _gate_reason(status: int, code: str | None) -> GateReason:
     if status in {402, 429} or code in QUOTA_CODES:
         return GateReason.QUOTA
-    if status in {401, 403}:
+    if status in {401, 403, 407}:
         return GateReason.KEY_REFUSED
     return GateReason.MODEL_UNKNOWN if status == 404 else GateReason.WRONG_ADDRESS
 

@@ -20,7 +20,7 @@ from tests.lane import Answer, Lane
 
 ATTEMPT_FIELDS = {
     *("attempt", "status", "reason", "detail", "route", "model", "endpoint", "run", "may_run_twice"),
-    *("started_at", "armed_at", "sent_at", "send_failed_at", "headers_at", "http_status", "upstream_id"),
+    *("started_at", "armed_at", "sent_at", "send_failed_at", "headers_at", "http_status", "exit_status", "upstream_id"),
     *("first_byte_at", "ended_at", "finish_reason", "flags", "usage", "part_bytes", "billed"),
 }
 PATIENCE_S = 25

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from brainlaned import config, errors, queries, record, states, store, wire
+from brainlaned import config, decisions, errors, queries, record, states, store, wire
 from brainlaned.db import Database, Transaction
 from brainlaned.gate import Gates
 from brainlaned.states import Closing, Evidence, Verdict
@@ -273,10 +273,10 @@ class LaneMachine(RuleBasedStateMachine):
         before = self.everything()
         if job.status in states.FINAL:
             with pytest.raises(errors.Refused):
-                self.write(lambda tx: store.cancel(tx, job.id, None, None, ALICE))
+                self.write(lambda tx: decisions.cancel(tx, job.id, None, None, ALICE))
             assert self.everything() == before
             return
-        stands = self.write(lambda tx: store.cancel(tx, job.id, job.attempts, None, ALICE))
+        stands = self.write(lambda tx: decisions.cancel(tx, job.id, job.attempts, None, ALICE))
         if job.status is Status.RUNNING and job.is_armed:
             job.cancel_wished = True
         else:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from brainlaned import config, errors, gate, queries, store, wire
+from brainlaned import config, decisions, errors, gate, queries, store, wire
 from brainlaned.db import Database, Transaction
 from brainlaned.queries import Selection
 from brainlaned.states import Closing, Evidence, Verdict
@@ -321,7 +321,7 @@ def test_every_attempt_is_shown_with_its_evidence(lane: Lane) -> None:
 
 def test_what_people_decided_is_shown(lane: Lane) -> None:
     job_id = lane.submit()
-    lane.write(lambda tx: store.cancel(tx, job_id, None, "not needed", ALICE))
+    lane.write(lambda tx: decisions.cancel(tx, job_id, None, "not needed", ALICE))
     (decision,) = lane.read(lambda source: queries.job_with_attempts(source, job_id))["decisions"]
     assert (decision["action"], decision["reason"], decision["attempt"]) == ("cancel", "not needed", 0)
     assert (decision["uid"], decision["user"], decision["pid"]) == (1000, "alice", 77)

@@ -9,7 +9,7 @@ from typing import Any
 import freezegun
 import pytest
 
-from brainlaned import config, errors, store, wire
+from brainlaned import config, decisions, errors, store, wire
 from brainlaned.db import Database, Transaction
 from brainlaned.states import FINAL, Evidence, Verdict
 from brainlaned.store import Caller, Submission
@@ -61,7 +61,7 @@ class Lane:
 
     def cancel(self, job_id: int, attempt: int | None = None, reason: str | None = None) -> Status:
         with self.database.write() as tx:
-            return store.cancel(tx, job_id, attempt, reason, ALICE)
+            return decisions.cancel(tx, job_id, attempt, reason, ALICE)
 
     def arm(self, claim: store.Claim) -> None:
         with self.database.write() as tx:
@@ -352,7 +352,7 @@ def test_a_thousand_jobs_that_have_ended_cost_neither_a_claim_nor_a_submit_anyth
     [
         lambda tx: store.strike(tx, 1, "near"),
         lambda tx: store.hold_suspects(tx, "near", 1),
-        lambda tx: store.cancel(tx, 1, None, None, ALICE),
+        lambda tx: decisions.cancel(tx, 1, None, None, ALICE),
         lambda tx: accept(tx, "more"),
     ],
     ids=["strike", "hold_suspects", "cancel", "accept"],
