@@ -339,8 +339,9 @@ def status(found: Json, path: str, columns: int, here: Callable[[str], str]) -> 
     for route in found["routes"]:
         lines += _route(route, columns, now, here)
     if found.get("last_run"):
-        facts = ", ".join(f"{name} {value}" for name, value in found["last_run"].items() if value is not None)
-        first, *more = wrapped(facts, columns, " " * 10)
+        last = found["last_run"]
+        when = f"at {moment(last['ended_at'])}: " if last.get("ended_at") else ""
+        first, *more = wrapped(f"{when}{last.get('ending') or 'nobody wrote down how it ended'}", columns, " " * 10)
         lines += [f"last run  {first.lstrip()}", *more]
     if found["needs_person"]:
         lines += ["", f"{paint('needs a person', 'yellow')}:"]

@@ -6,11 +6,12 @@ Arrows point down only; rooms on one line never import each other:
 
     __main__  localbrain
     daemon  check
+    watchdog
     api  worker  recovery  server
     record  decisions  intake  streams
     acceptor  store  queries  brains  gate  spool  access
     db  events
-    states  config
+    states  config  turnaway
     errors
     wire  systemd
 """

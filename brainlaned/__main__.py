@@ -6,13 +6,16 @@ CONFIGURATION_DIRECTORY); without it, root uses the system's places and anybody 
 
 import faulthandler
 import os
+import re
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from . import check, config, daemon, errors, events, wire
+from . import check, config, daemon, errors, events, systemd, wire
+from .turnaway import turn_away
 from .wire import DaemonExit
 
 CONFIGURATION_NAME = "brainlaned.toml"
@@ -32,23 +35,37 @@ def brainlaned(
     check_config: Annotated[
         bool, typer.Option("--check-config", help="Read the configuration, try each route without a prompt, and exit.")
     ] = False,
+    lane: Annotated[
+        str | None, typer.Option("--lane", metavar="NAME", help="Be the lane that `brainctl --lane NAME` means.")
+    ] = None,
+    record_stop: Annotated[
+        bool, typer.Option("--record-stop", help="For ExecStopPost=: write down how the last run ended, and exit.")
+    ] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Run a lane in the foreground: accept jobs for a brain, and ask it one call at a time."""
     if version:
         typer.echo(wire.VERSION)
         return
+    if lane is not None and not re.fullmatch(wire.LANE_PATTERN, lane):
+        raise typer.BadParameter(f"'{lane}' is no name for a lane", param_hint="--lane")
     faulthandler.enable()
     os.umask(0o077)
     listener = events.start()
     try:
-        found = config.load(configuration or _configuration())
-        if check_config:
-            status = check.run(found)
+        place = daemon.Place(state_dir or _state_dir(lane), socket or _socket(lane), lane)
+        if record_stop:
+            systemd.record_stop(place.state_dir, os.environ, wire.format_time(datetime.now(UTC)))
+            status = DaemonExit.OK
         else:
-            status = daemon.run(found, daemon.Place(state_dir or _state_dir(), socket or _socket()))
+            found = config.load(configuration or _configuration(lane))
+            status = check.run(found) if check_config else daemon.run(found, place)
     except errors.StartRefused as refusal:
         events.start_refused(str(refusal), refusal.next_action)
+        # Whoever waits at a socket that systemd keeps open would only start us again.
+        waiting = systemd.passed_listener()
+        if waiting is not None:
+            turn_away(waiting, refusal)
         status = refusal.status
     except OSError as error:
         events.start_refused(f"cannot run: {error}", "brainlaned --help")
@@ -58,32 +75,38 @@ def brainlaned(
     raise typer.Exit(status)
 
 
-def _state_dir() -> Path:
+def _state_dir(lane: str | None) -> Path:
     given = os.environ.get("STATE_DIRECTORY")
     if given:
         return Path(given.split(":")[0])
     if os.geteuid() == 0:
-        return Path("/var/lib/brainlane")
+        return Path("/var/lib", _named("brainlane", lane))
     from platformdirs import user_state_path
 
-    return user_state_path("brainlane")
+    return user_state_path(_named("brainlane", lane))
 
 
-def _socket() -> Path:
-    return wire.system_socket() if os.geteuid() == 0 else wire.user_socket()
+def _socket(lane: str | None) -> Path:
+    return wire.system_socket(lane) if os.geteuid() == 0 else wire.user_socket(lane)
 
 
-def _configuration() -> Path | None:
+def _named(name: str, lane: str | None) -> str:
+    return f"{name}-{lane}" if lane else name
+
+
+def _configuration(lane: str | None) -> Path | None:
+    name = f"{lane}.toml" if lane else CONFIGURATION_NAME
     given = os.environ.get("CONFIGURATION_DIRECTORY")
     if given:
-        path = Path(given.split(":")[0], CONFIGURATION_NAME)
+        path = Path(given.split(":")[0], name)
     elif os.geteuid() == 0:
-        path = Path("/etc/brainlane", CONFIGURATION_NAME)
+        path = Path("/etc/brainlane", name)
     else:
         from platformdirs import user_config_path
 
-        path = user_config_path("brainlane") / CONFIGURATION_NAME
-    return path if path.exists() else None
+        path = user_config_path("brainlane") / name
+    # A lane with a name is another one than the default, so it says what it is.
+    return path if lane or path.exists() else None
 
 
 def main() -> None:

@@ -31,8 +31,15 @@ from .gate import Gates
 from .server import Server
 from .spool import Spool, sync_directory
 from .streams import Streams
+from .watchdog import Watchdog
 from .wire import DaemonExit
 from .worker import Observer, Worker
+
+STEP_S = 60.0
+"""How long one step of a start may take, in seconds, before systemd may think that it hangs."""
+
+UNIT_GRACE_S = 110.0
+"""A longer stop_grace_s than this does not fit into the shipped unit's TimeoutStopSec, so it is asked for."""
 
 ABANDON_S = 4.0
 """How long an abandoned call may take to let go, in seconds."""
@@ -47,6 +54,8 @@ class Place:
 
     state_dir: Path
     socket_path: Path
+    lane: str | None = None
+    """The name by which `brainctl --lane` knows it."""
 
 
 def run(configuration: config.Config, place: Place, cut: Observer = lambda name: None) -> DaemonExit:
@@ -58,7 +67,7 @@ def run(configuration: config.Config, place: Place, cut: Observer = lambda name:
         database = Database(place.state_dir / "brainlane.db")
         stack.callback(database.close)
         try:
-            database.open()
+            database.open(step=lambda: notifier.extend(STEP_S))
         except (sqlite3.OperationalError, errors.Busy, errors.CommitUnknown) as error:
             raise errors.StartRefused(
                 DaemonExit.PERMISSION if _is_permission(error) else DaemonExit.DATABASE,
@@ -104,12 +113,13 @@ class _Lane:
             routes=configuration.routes,
             brains=self._brains,
             run=self._run,
-            moved=self._waiters.moved,
+            moved=self._moved,
             grew=self._growth.moved,
             cut=cut,
         )
         self._cut = cut
         self._acceptor = Acceptor(database, after_commit=self._accepted)
+        self._watchdog = Watchdog(notifier, self._worker, database)
         self._signals: asyncio.Queue[str] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -148,14 +158,18 @@ class _Lane:
         self._acceptor.start()
         await server.begin()
         self._worker.start(failed=self._worker_failed)
-        self._notifier.ready("accepting jobs")
+        self._notifier.ready("Accepting jobs.")
+        self._watchdog.start()
         events.ready(str(self._place.socket_path), str(self._place.state_dir), wire.VERSION)
 
         first = await self._signals.get()
-        self._notifier.stopping("letting the call in flight finish")
+        self._notifier.stopping("Letting the call in flight finish.")
+        if self._configuration.stop_grace_s > UNIT_GRACE_S:
+            self._notifier.extend(self._configuration.stop_grace_s + 2 * ABANDON_S)
         events.stopping(first)
         api.is_stopping = True
         await self._let_worker_end()
+        self._watchdog.stop()
         api.is_over = True
         self._waiters.stop()
         self._growth.stop()
@@ -173,12 +187,27 @@ class _Lane:
     def _accepted(self) -> None:
         self._cut("accepted")
         self._worker.wake()
+        self._status_is_old()
+
+    def _moved(self, job_ids: list[int]) -> None:
+        self._waiters.moved(job_ids)
+        self._status_is_old()
+
+    def _status_is_old(self) -> None:
+        if self._notifier.is_heard and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._watchdog.moved)
 
     def _worker_failed(self) -> None:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._signals.put_nowait, _FAILED_WORKER)
 
     def _recover(self) -> None:
+        ending, at = systemd.take_last_stop(self._place.state_dir)
+        ending = ending or "it vanished without a word: it was killed, or the power went"
+        with self._database.write() as tx:
+            died = store.settle_runs(tx, ending, at)
+        if died is not None:
+            events.last_run_died(died, ending)
         recovery.recover(
             self._database,
             self._spool,
@@ -186,9 +215,12 @@ class _Lane:
             self._configuration.routes,
             self._configuration.crash_limit,
             self._run,
+            died=ending,
+            step=lambda: self._notifier.extend(STEP_S),
         )
+        client = f"brainctl --lane {self._place.lane}" if self._place.lane else "brainctl"
         with self._database.write() as tx:
-            store.begin_run(tx, self._run, os.getpid(), "brainctl", self._configuration.routes)
+            store.begin_run(tx, self._run, os.getpid(), client, self._configuration.routes)
 
     async def _let_worker_end(self) -> None:
         self._worker.stop()
@@ -265,9 +297,8 @@ def open_listener(path: Path, stack: contextlib.ExitStack) -> socket.socket:
     """
     passed = systemd.take_descriptors()
     if passed:
-        for descriptor in passed.get("control", []):
-            if systemd.is_listening_unix_stream(descriptor):
-                return stack.enter_context(socket.socket(fileno=descriptor))
+        if (listener := systemd.passed_listener()) is not None:
+            return stack.enter_context(listener)
         raise errors.StartRefused(
             DaemonExit.CONFIGURATION,
             f"cannot use the passed descriptors ({', '.join(sorted(passed))}): none is a listening stream socket "

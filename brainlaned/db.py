@@ -74,8 +74,8 @@ class Database:
         self._readers: list[sqlite3.Connection] = []
         self._readers_lock = threading.Lock()
 
-    def open(self) -> None:
-        """Open the database and bring its schema up to date.
+    def open(self, step: Callable[[], None] = lambda: None) -> None:
+        """Open the database and bring its schema up to date; `step` is told of each statement of that.
 
         Raises StartRefused (65) for a file that is damaged, newer than the program or another program's; it is left as
         it is.
@@ -89,7 +89,7 @@ class Database:
                 self._refuse_newer(version, newest)
                 for number, script in sorted(_numbered_migrations().items()):
                     if number > version:
-                        _apply(tx, number, script)
+                        _apply(tx, number, script, step)
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
@@ -273,12 +273,13 @@ def _user_version(tx: Transaction) -> int:
     return version
 
 
-def _apply(tx: Transaction, number: int, script: Path) -> None:
+def _apply(tx: Transaction, number: int, script: Path, step: Callable[[], None]) -> None:
     # Statement by statement, because executescript() would end the transaction that makes a migration all or nothing.
     statement = ""
     for line in script.read_text(encoding="utf-8").splitlines(keepends=True):
         statement += line
         if sqlite3.complete_statement(statement):
+            step()
             tx.execute(statement)
             statement = ""
     if statement.strip():

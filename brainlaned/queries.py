@@ -220,6 +220,36 @@ def part(source: Executes, job_id: int) -> tuple[str | None, int, Status]:
     return row["text"], row["attempt"], status
 
 
+def is_work_waiting(source: Executes) -> bool:
+    """Say whether a job could be claimed at this moment."""
+    now = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
+    row = source.execute(
+        f"""
+        select exists (
+            select 1 from gates cross join lane
+            where gates.configured = 1 and lane.paused_at is null and lane.disk_low_since is null
+                and (gates.closed_at is null or gates.next_probe_at <= {now})
+                and (
+                    exists (select 1 from jobs indexed by line
+                        where status = 'queued' and due_at is null and route = gates.route)
+                    or exists (select 1 from jobs indexed by due
+                        where status = 'queued' and due_at is not null and due_at <= {now} and route = gates.route)
+                )
+        )
+        """,  # noqa: S608 - the only thing put in is the constant above
+        {},
+    ).fetchone()
+    return bool(row[0])
+
+
+def at_a_glance(source: Executes) -> tuple[int | None, int, int]:
+    """Return the running job's id, and how many jobs are queued and held."""
+    running = source.execute("select id from jobs where status = 'running'", {}).fetchone()
+    counted = source.execute("select status, sum(jobs) as jobs from job_counts group by status", {})
+    counts = {row["status"]: row["jobs"] for row in counted}
+    return running["id"] if running else None, counts.get(Status.QUEUED, 0), counts.get(Status.HELD, 0)
+
+
 def lane(source: Executes) -> dict[str, Any]:
     """Return the lane at a glance: gates, counts, the running job, the oldest wait, what needs a person."""
     paused = source.execute("select paused_at, paused_by, paused_reason, disk_low_since from lane", {}).fetchone()

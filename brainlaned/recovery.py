@@ -29,7 +29,7 @@ import dataclasses
 import functools
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from . import config, errors, events, queries, record, states, store, wire
@@ -54,6 +54,7 @@ class Case:
     """How often a process died in this job, this time included."""
     crash_limit: int
     run: str
+    """The start of the daemon that made the attempt, and what is known of its end."""
 
 
 def decide(case: Case) -> states.Verdict:
@@ -75,18 +76,26 @@ def decide(case: Case) -> states.Verdict:
 
 
 def recover(
-    database: Database, spool: Spool, gates: Gates, routes: Mapping[str, config.Route], crash_limit: int, run: str
+    database: Database,
+    spool: Spool,
+    gates: Gates,
+    routes: Mapping[str, config.Route],
+    crash_limit: int,
+    run: str,
+    died: str | None = None,
+    step: Callable[[], None] = lambda: None,
 ) -> None:
-    """Decide every running attempt, then tidy the spool.
+    """Decide every running attempt, then tidy the spool. `died`: how the last run ended; `step`: told of each step.
 
     A passing database error is tried again; raises StartRefused naming the row when it lasts.
     """
     with database.read() as connection:
         left = queries.left_running(connection)
     for row in left:
+        step()
         for pause_s in (*_PAUSES_S, None):
             try:
-                _settle(database, spool, gates, routes, crash_limit, row)
+                _settle(database, spool, gates, routes, crash_limit, row, died)
                 break
             except (errors.Busy, errors.CommitUnknown, sqlite3.Error, OSError) as error:
                 if pause_s is None:
@@ -107,6 +116,7 @@ def _settle(
     routes: Mapping[str, config.Route],
     crash_limit: int,
     row: sqlite3.Row,
+    died: str | None,
 ) -> None:
     job_id, attempt = row["job_id"], row["attempt"]
     part = spool.find(job_id, attempt)
@@ -119,7 +129,7 @@ def _settle(
             if found.job is None or found.attempt is None:
                 reason, detail = Reason.EVIDENCE_CONTRADICTS, store.settle_contradiction(tx, job_id, attempt)
             else:
-                case = _case(tx, found.job, found.attempt, part, end, route, crash_limit)
+                case = _case(tx, found.job, found.attempt, part, end, route, crash_limit, died)
                 verdict = decide(case)
                 record.record(
                     tx,
@@ -146,6 +156,7 @@ def _case(
     end: states.CommandEnd | None,
     route: config.Route | None,
     crash_limit: int,
+    died: str | None,
 ) -> Case:
     evidence = states.Evidence(
         armed_at=attempt["armed_at"],
@@ -192,7 +203,7 @@ def _case(
         ),
         unclean_deaths=job["unclean_deaths"],
         crash_limit=crash_limit,
-        run=attempt["run"],
+        run=attempt["run"] + (f" ({died})" if died else ""),
     )
 
 

@@ -461,6 +461,18 @@ def begin_run(tx: Transaction, run: str, pid: int, client: str, routes: Iterable
         )
 
 
+def settle_runs(tx: Transaction, ending: str, at: str | None) -> str | None:
+    """Write down how the last run ended where it could not do so itself. Return it, or None where it could."""
+    row = tx.execute(
+        "select run from runs where ended_at is null and ending is null order by started_at desc"
+    ).fetchone()
+    tx.execute(
+        "update runs set ending = :ending, ended_at = :at where ended_at is null and ending is null",
+        {"ending": ending, "at": at},
+    )
+    return None if row is None else str(row["run"])
+
+
 def forgive_death(tx: Transaction) -> None:
     """Record that the death which follows is our own doing, so that it does not count against the running job."""
     tx.execute("update jobs set unclean_deaths = unclean_deaths - 1 where status = 'running'")

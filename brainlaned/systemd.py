@@ -1,18 +1,26 @@
-"""What systemd and the daemon tell each other: passed descriptors and the notify socket.
+"""What systemd and the daemon tell each other: passed descriptors, the notify socket, how a run ended.
 
-Owns LISTEN_FDS and NOTIFY_SOCKET; both are removed from the environment, so that no child inherits them. Without
-systemd every function here does nothing, which is no error. Protocols: sd_listen_fds(3), sd_notify(3).
+Owns LISTEN_FDS, NOTIFY_SOCKET and WATCHDOG_USEC; all are removed from the environment, so that no child inherits them.
+Without systemd every function here does nothing, which is no error. Protocols: sd_listen_fds(3), sd_notify(3),
+sd_watchdog_enabled(3), and the variables of ExecStopPost= in systemd.exec(5).
 """
 
+import contextlib
+import functools
+import json
 import os
 import socket
+from collections.abc import Mapping
+from pathlib import Path
 
 import sdnotify
 
 _FIRST_DESCRIPTOR = 3
+_LAST_STOP = "last-stop.json"
 
 
-def take_descriptors() -> dict[str, list[int]]:
+@functools.cache
+def take_descriptors() -> Mapping[str, list[int]]:
     """Return the descriptors passed to this very process by their names, and forget the variables.
 
     Descriptors that were passed to another process (a foreign LISTEN_PID) are not ours and are left alone.
@@ -31,17 +39,19 @@ def take_descriptors() -> dict[str, list[int]]:
     return passed
 
 
-def is_listening_unix_stream(descriptor: int) -> bool:
-    """Say whether a descriptor is what a control socket must be."""
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as candidate:
-            return (
+def passed_listener() -> socket.socket | None:
+    """Return the control socket that systemd passed, as an object of its own; None where none was that fits."""
+    for descriptor in take_descriptors().get("control", []):
+        with contextlib.suppress(OSError):
+            candidate = socket.socket(fileno=os.dup(descriptor))
+            if (
                 candidate.family == socket.AF_UNIX
                 and candidate.type == socket.SOCK_STREAM
                 and candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
-            )
-    except OSError:
-        return False
+            ):
+                return candidate
+            candidate.close()
+    return None
 
 
 class Notifier:
@@ -49,13 +59,68 @@ class Notifier:
 
     def __init__(self) -> None:
         self._socket = sdnotify.SystemdNotifier()
-        os.environ.pop("NOTIFY_SOCKET", None)
+        self.is_heard = "NOTIFY_SOCKET" in os.environ
+        """Whether somebody listens."""
+        self.watchdog_s = _watchdog_s() if self.is_heard else None
+        """Within how many seconds a sign of life is expected; None: nobody expects one of us."""
+        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
+            os.environ.pop(name, None)
 
     def ready(self, status: str) -> None:
         self._socket.notify(f"READY=1\nSTATUS={_plain(status)}")
 
     def stopping(self, status: str) -> None:
         self._socket.notify(f"STOPPING=1\nSTATUS={_plain(status)}")
+
+    def status(self, status: str) -> None:
+        self._socket.notify(f"STATUS={_plain(status)}")
+
+    def alive(self) -> None:
+        self._socket.notify("WATCHDOG=1")
+
+    def extend(self, seconds: float) -> None:
+        """Ask for so many seconds from now on, to start or to stop in; said anew with each real step."""
+        self._socket.notify(f"EXTEND_TIMEOUT_USEC={int(seconds * 1_000_000)}")
+
+
+def record_stop(state_dir: Path, environment: Mapping[str, str], at: str) -> None:
+    """Write down how a run ended, as ExecStopPost= is told. What no start has read yet is kept. Raises OSError."""
+    if "SERVICE_RESULT" not in environment or not state_dir.is_dir():
+        return
+    names = {"result": "SERVICE_RESULT", "code": "EXIT_CODE", "status": "EXIT_STATUS"}
+    found = {name: environment.get(variable, "") for name, variable in names.items()} | {"at": at}
+    with contextlib.suppress(FileExistsError), (state_dir / _LAST_STOP).open("x", encoding="utf-8") as file:
+        json.dump(found, file)
+
+
+def take_last_stop(state_dir: Path) -> tuple[str | None, str | None]:
+    """Return how the last run ended, in words, and when; forget it. (None, None): nobody wrote it down."""
+    path = state_dir / _LAST_STOP
+    try:
+        found = {name: str(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+    except FileNotFoundError:
+        return None, None
+    except (OSError, ValueError, AttributeError):
+        found = {}
+    with contextlib.suppress(OSError):
+        path.unlink()
+    result, status = found.get("result", ""), found.get("status", "")
+    words = {
+        "watchdog": "the watchdog killed it, since it gave no sign of life",
+        "timeout": "systemd killed it, since it took too long to start or to stop",
+        "oom-kill": "the kernel killed it for want of memory",
+        "signal": f"signal {status} ended it",
+        "core-dump": f"signal {status} ended it",
+        "exit-code": f"it ended with exit status {status}",
+    }
+    return words.get(result, f"systemd says {result}" if result else None), found.get("at")
+
+
+def _watchdog_s() -> float | None:
+    period, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID")
+    if not period.isdigit() or int(period) == 0 or pid not in {None, str(os.getpid())}:
+        return None
+    return int(period) / 1_000_000
 
 
 def _plain(text: str) -> str:

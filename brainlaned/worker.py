@@ -75,6 +75,8 @@ class Worker:
         self.silent_until = time.monotonic()
         """When the present step's declared silence ends, on the monotonic clock. Waiting for work has no end."""
         self.is_waiting = False
+        self.turns = 0
+        """How often work has been looked for."""
         self._thread = threading.Thread(target=self._loop, name="brainlane-worker")
 
     def start(self, failed: Callable[[], None]) -> None:
@@ -118,6 +120,7 @@ class Worker:
     def run_one(self) -> bool:
         """Claim one job, ask its brain, record what came. Return whether there was one."""
         self._declare(STEP_S)
+        self.turns += 1
         with self._database.write(first=True) as tx:  # lock taken
             claim = store.claim_next(tx, self._gates.open_routes(tx), self._run)
             if claim is None:
@@ -158,6 +161,7 @@ class Worker:
             self.is_waiting = True
             # For a submit, a resume, a stop, or the next due time.
             self._changed.wait_for(lambda: self._stopping or self._wakes != seen, due_s)
+            self._declare(STEP_S)
             self.is_waiting = False
 
     def _pause(self, pause_s: float) -> None:

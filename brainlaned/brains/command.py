@@ -10,7 +10,6 @@ it, or a limit is due.
 """
 
 import contextlib
-import ctypes
 import errno
 import json
 import os
@@ -281,6 +280,8 @@ def _wait_for(process: int, limit_s: float) -> bool:
 
 def _watch(stack: contextlib.ExitStack, *paths: Path) -> int | None:
     """Return a descriptor that becomes readable when a file grows; None: the kernel has none to give."""
+    import ctypes  # not before it is needed: a hardened unit may forbid what its import does
+
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor: int = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
     if descriptor < 0:

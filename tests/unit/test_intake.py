@@ -465,3 +465,82 @@ def test_a_change_of_the_lane_says_one_thing_or_nothing() -> None:
     with pytest.raises(errors.Refused) as found:
         intake.lane_change(b'{"reason": "night"}', "route")
     assert found.value.field == "reason"
+
+
+# For a command.
+
+
+COMMANDS = config.parse(
+    {"routes": {"here": {"kind": "command", "command": ["llm"]}, "other": {"kind": "command", "command": ["cat"]}}}
+    | {"lane": {"default_route": "here"}}
+)
+
+
+def for_command(request_: dict[str, Any] | None = None, **fields: Any) -> store.Submission:
+    return intake.submission(body(request_, **fields), COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        MESSAGES,
+        [{"role": "system", "content": "one"}, {"role": "user", "content": "two"}],
+        [{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": ""}]}],
+        [{"role": "user", "content": []}],
+    ],
+)
+def test_a_command_is_given_any_text(messages: list[dict[str, Any]]) -> None:
+    found = for_command({"messages": messages})
+    assert json.loads(found.request) == {"messages": messages}
+    assert (found.route, found.model, found.names_model) == ("here", "llm", False)
+
+
+def test_the_same_text_for_two_commands_is_not_the_same_request() -> None:
+    assert for_command().digest == for_command().digest != for_command(route="other").digest
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+def content(*parts: Any) -> dict[str, Any]:
+    return {"messages": [*MESSAGES, {"role": "user", "content": list(parts)}]}
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        ({"model": "small"}, "request.model"),
+        ({"temperature": 0.5}, "request.temperature"),
+        ({"max_tokens": None}, "request.max_tokens"),
+        ({"n": 1}, "request.n"),
+        ({"stream_options": {}}, "request.stream_options"),
+        ({"tools": []}, "request.tools"),
+        (content(IMAGE), "request.messages[1].content"),
+        (content({"type": "text", "text": "one"}, IMAGE), "request.messages[1].content"),
+        (content({"type": "text"}), "request.messages[1].content"),
+        (content({"type": "text", "text": None}), "request.messages[1].content"),
+        (content("one"), "request.messages[1].content"),
+        (content(5), "request.messages[1].content"),
+        pytest.param(
+            content({**IMAGE, "text": "a caption"}),
+            "request.messages[1].content",
+            marks=pytest.mark.xfail(strict=True, reason="a part counts as text when it has one, whatever else it is"),
+        ),
+        pytest.param(
+            {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]},
+            "request.messages[0].tool_calls",
+            marks=pytest.mark.xfail(strict=True, reason="tool calls are accepted for a command and dropped"),
+        ),
+    ],
+)
+def test_what_a_command_would_never_get_is_refused_by_its_place(request_: dict[str, Any], field: str) -> None:
+    with pytest.raises(errors.Refused) as found:
+        for_command(request_)
+    assert (found.value.kind, found.value.field) == (wire.ErrorKind.INVALID, field)
+    assert "'here' is a command" in str(found.value)
+
+
+def test_a_refusal_for_a_command_never_shows_the_prompt() -> None:
+    with pytest.raises(errors.Refused) as found:
+        for_command(content({"type": "text", "text": PROMPT_CANARY}, {"type": PROMPT_CANARY}))
+    assert PROMPT_CANARY not in f"{found.value} {found.value.next_action}"

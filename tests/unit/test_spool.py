@@ -374,3 +374,72 @@ def test_when_both_names_of_one_attempt_are_there_both_are_kept(spool: Spool, di
     spool.set_aside(7, 2, "run1")
     kept = [file.read_bytes() for file in directory.iterdir()]
     assert sorted(kept) == [b"one", b"other"]
+
+
+# The files of a local command.
+
+
+COMMAND_FILES = ("stdin", "stdout", "stderr", "identity", "identity.new", "status", "status.new")
+
+
+def leave_command(spool: Spool, directory: Path, attempt: int = 2, said: bytes = BODY) -> None:
+    """Leave every file that there can be of an attempt by a command."""
+    spool.create(7, attempt).close(whole=False)
+    for name in COMMAND_FILES:
+        (directory / f"7-{attempt}.{name}").write_bytes(said if name == "stdout" else name.encode())
+
+
+def test_the_files_of_an_attempt_begin_with_one_path(spool: Spool, directory: Path) -> None:
+    assert spool.files(7, 2) == directory / "7-2"
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_output_of_a_command_is_its_answer_from_the_first_byte_on(
+    spool: Spool, directory: Path, whole: bool
+) -> None:
+    leave_command(spool, directory)
+    if whole:
+        (directory / "7-2.part").rename(directory / "7-2.whole")
+    part = spool.find(7, 2)
+    assert part is not None
+    assert (part.path, part.is_command, part.status, part.body_offset) == (directory / "7-2.stdout", True, None, 0)
+    assert body_of(spool) == BODY
+    assert body_of(spool, start=9) == BODY[9:]
+
+
+def test_a_first_line_in_the_output_of_a_command_is_output(spool: Spool, directory: Path) -> None:
+    line = b'{"status": 200, "headers": {}, "headers_at": "%s"}\nrest' % AT.encode()
+    leave_command(spool, directory, said=line)
+    assert body_of(spool) == line
+
+
+def test_an_answer_that_is_no_command_s_is_none(spool: Spool) -> None:
+    write(spool, whole=False)
+    part = spool.find(7, 2)
+    assert part is not None and not part.is_command
+
+
+@pytest.mark.parametrize("name", COMMAND_FILES)
+def test_any_file_of_a_command_makes_its_attempt_known(spool: Spool, directory: Path, name: str) -> None:
+    (directory / f"7-2.{name}").touch()
+    assert spool.attempts() == {(7, 2)}
+
+
+def test_every_file_of_a_command_is_removed_and_none_of_another_attempt(spool: Spool, directory: Path) -> None:
+    leave_command(spool, directory, attempt=2)
+    leave_command(spool, directory, attempt=3)
+    spool.remove(7, 2)
+    assert {file.name.partition(".")[0] for file in directory.iterdir()} == {"7-3"}
+    assert len(list(directory.iterdir())) == len(COMMAND_FILES) + 1
+
+
+def test_the_files_of_a_command_that_nobody_knows_are_kept_and_meet_no_later_one(spool: Spool, directory: Path) -> None:
+    leave_command(spool, directory)
+    before = sorted(file.read_bytes() for file in directory.iterdir())
+    kept = spool.set_aside(7, 2, "run1")
+    assert sorted(file.read_bytes() for file in kept) == before
+    assert sorted(kept) == sorted(directory.iterdir())
+    assert (spool.attempts(), spool.find(7, 2)) == (set(), None)
+    leave_command(spool, directory)
+    assert spool.set_aside(7, 2, "run2") != kept
+    assert len(list(directory.iterdir())) == 2 * len(before)
