@@ -51,7 +51,7 @@ def brainlaned(
         raise typer.BadParameter(f"'{lane}' is no name for a lane", param_hint="--lane")
     faulthandler.enable()
     os.umask(0o077)
-    listener = events.start()
+    events.start()
     try:
         place = daemon.Place(state_dir or _state_dir(lane), socket or _socket(lane), lane)
         if record_stop:
@@ -71,7 +71,7 @@ def brainlaned(
         events.start_refused(f"cannot run: {error}", "brainlaned --help")
         status = DaemonExit.PERMISSION if isinstance(error, PermissionError) else DaemonExit.FAILURE
     finally:
-        listener.stop()
+        events.stop()
     raise typer.Exit(status)
 
 

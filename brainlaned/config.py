@@ -296,7 +296,7 @@ def _exit_statuses(table: "_Table") -> dict[int, str]:
     found = dict(EXIT_STATUSES)
     for name in given.names():
         meaning = given.text(name)
-        if not (name.isdecimal() and 1 <= int(name) <= 255):
+        if not re.fullmatch("[1-9][0-9]{0,2}", name) or int(name) > 255:
             raise _Wrong(f"{given.path}: '{name}' is no exit status from 1 to 255")
         if meaning not in {"retry", "fail", "error"}:
             raise _Wrong(f"{given.path}.{name} is '{meaning}', and must be 'retry', 'fail' or 'error'")

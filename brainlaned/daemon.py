@@ -239,6 +239,7 @@ class _Lane:
             # What the worker hangs in cannot be ended; the next start judges by the evidence that is on the disk.
             await asyncio.to_thread(self._forgive_death)
             events.stopped("the worker did not let go")
+            events.stop()
             os._exit(DaemonExit.FAILURE)
 
     def _forgive_death(self) -> None:

@@ -11,6 +11,7 @@ import logging
 import logging.handlers
 import queue
 import sys
+import threading
 from typing import TextIO
 
 from .wire import Reason
@@ -48,6 +49,7 @@ IDS = {
 """The MESSAGE_ID of each event, by the name of its function; never changed once released (sd_journal_print(3))."""
 
 _logger = logging.getLogger("brainlaned")
+_listeners: list[logging.handlers.QueueListener] = []
 _PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 
 
@@ -82,11 +84,8 @@ class _JournalHandler(logging.Handler):
             self._otherwise.emit(record)
 
 
-def start(stream: TextIO | None = None) -> logging.handlers.QueueListener:
-    """Begin to write events, to the journal where stderr is connected to it, else to a stream (stderr).
-
-    Stop the returned listener last of all.
-    """
+def start(stream: TextIO | None = None) -> None:
+    """Begin to write events, to the journal where stderr is connected to it, else to a stream (stderr)."""
     from logging_journald import check_journal_stream
 
     handler: logging.Handler = logging.StreamHandler(stream or sys.stderr)
@@ -99,7 +98,15 @@ def start(stream: TextIO | None = None) -> logging.handlers.QueueListener:
     _logger.propagate = False
     listener = logging.handlers.QueueListener(lines, handler)
     listener.start()
-    return listener
+    _listeners.append(listener)
+
+
+def stop(limit_s: float = 2.0) -> None:
+    """Write what is left, for `limit_s` seconds at the most: a journal that takes nothing must not keep us."""
+    while _listeners:
+        writing = threading.Thread(target=_listeners.pop().stop, daemon=True)
+        writing.start()
+        writing.join(limit_s)
 
 
 def _event(

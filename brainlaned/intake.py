@@ -213,11 +213,15 @@ def _check_command(request: dict[str, Any], model: str | None, route: str) -> No
         if name != "messages":
             raise _invalid(f"request.{_show(name)}", f"route '{route}' is a command, which takes no parameters")
     for index, message in enumerate(request["messages"]):
+        path = f"request.messages[{index}]"
+        for name in message:
+            if name not in {"role", "content", "name"}:
+                raise _invalid(f"{path}.{_show(name)}", f"route '{route}' is a command, which is given text only")
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
-            if not (isinstance(part, dict) and isinstance(part.get("text"), str)):
-                path = f"request.messages[{index}].content"
-                raise _invalid(path, f"route '{route}' is a command, which is given text only")
+            is_text = isinstance(part, dict) and part.keys() <= {"type", "text"} and part.get("type", "text") == "text"
+            if not (is_text and isinstance(part.get("text"), str)):
+                raise _invalid(f"{path}.content", f"route '{route}' is a command, which is given text only")
 
 
 def _priority(text: str | None) -> Priority:

@@ -10,16 +10,18 @@ it, or a limit is due.
 """
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,9 @@ from .scrub import scrub
 GRACE_S = 5.0
 """How long a group may take to end after SIGTERM, in seconds, before it is killed."""
 
+STOPPED_GRACE_S = 2.0
+"""The same when the daemon itself is to end, which does not wait long for us."""
+
 SYNC_S = 1.0
 """No byte of the output stays unsynced for longer, in seconds."""
 
@@ -41,7 +46,8 @@ LOOK_AGAIN_S = 60.0
 """How long the call sleeps at the most, in seconds, in case the kernel has no watch left to give."""
 
 COMPLAINT_CHARACTERS = 500
-FILES = ("stdin", "stdout", "stderr", "identity", "status")
+_TAIL_BYTES = 64 * 1024  # so much more than is quoted that a secret which is cut in two is not quoted
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _RUNNER = Path(__file__).with_name("runner.py")
 _IN_MODIFY = 0x2
@@ -72,6 +78,7 @@ class CommandCall:
         self._files = files
         self._lock = threading.Lock()
         self._cut_by: Reason | None = None
+        self._error: str | None = None
         self._woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     @property
@@ -98,7 +105,13 @@ class CommandCall:
         room = self._route.max_output_mib * 1024 * 1024
         for chunk in _chunks(self._path("stdout"), room):
             reader.feed(chunk)
-        return Ended(reply=reader.close(), whole=end.exit_status is not None, cut_by=self._cut_by, command=end)
+        return Ended(
+            reply=reader.close(),
+            whole=end.exit_status is not None,
+            command=end,
+            cut_by=self._cut_by,
+            error=self._error,
+        )
 
     def _run(self, marks: Marks) -> CommandEnd:
         self._path("stdin").write_text(self._prompt, encoding="utf-8")
@@ -116,15 +129,33 @@ class CommandCall:
                 marks.send_failed()
                 raise
             stack.callback(os.close, started)
-            ended = stack.enter_context(_closing(os.pidfd_open(runner.pid)))
+            try:
+                ended = stack.enter_context(_closing(os.pidfd_open(runner.pid)))
+            except OSError as error:
+                # It cannot be watched, so it is ended; how far it had come its files tell.
+                self._error = f"{type(error).__name__}: {error.strerror}"
+                os.killpg(runner.pid, signal.SIGKILL)
+                runner.wait()
+                return self._end_of(marks, was_ended=True)
             try:
                 # The runner's word that it has written down who it is; its end without that means it started nothing.
                 if os.read(started, 1):
                     marks.sent()
                     self._attend(marks, watch, ended)
+            except OSError as error:
+                # The disk fails under a command that runs: what it has printed is still an answer of a kind.
+                self._error = f"{type(error).__name__}: {error.strerror}"
             finally:
-                _end_group(runner, ended)
+                was_over = bool(_read(self._files, "status"))
+                grace_s = STOPPED_GRACE_S if self._cut_by is Reason.DAEMON_STOPPED else GRACE_S
+                was_told = _end_group(runner, ended, grace_s)
+        return self._end_of(marks, was_ended=was_told and not was_over)
+
+    def _end_of(self, marks: Marks, *, was_ended: bool) -> CommandEnd:
         end = read_end(self._files, self._route)
+        if was_ended:
+            # However it took our signal, that is not its own end.
+            end = dataclasses.replace(end, exit_status=None)
         if not end.was_started:
             marks.send_failed()
         return end
@@ -208,46 +239,68 @@ def prompt_of(request: Mapping[str, Any]) -> str:
 
 
 def read_end(files: Path, route: config.Route | None) -> CommandEnd:
-    """Return what the files say of how a command ended."""
+    """Return what the files say of how a command ended. What no runner of ours wrote counts as not written down."""
     secrets = route.secrets() if route else ()
-    complaint = scrub(_tail(files.with_name(f"{files.name}.stderr")), secrets)[-COMPLAINT_CHARACTERS:]
-    word, _, number = _read(files, "status").partition(" ")
-    if word == "spawn":
+    complaint = " ".join(scrub(_tail(files.with_name(f"{files.name}.stderr")), secrets).split())
+    status = re.fullmatch(r"(exit|spawn|blind|alone)(?: (-?[0-9]{1,4}))?", _read(files, "status"))
+    word, number = (status[1], status[2]) if status else ("", None)
+    if word == "blind":
+        return CommandEnd(was_started=False, complaint=f"{_BOOT_ID} cannot be read: see the drop-in for command routes")
+    if word == "alone":
+        return CommandEnd(was_started=False, complaint="the daemon had gone")
+    if word == "spawn" and number is not None:
         program = f"{route.command[0]}: " if route and route.command else ""
         return CommandEnd(was_started=False, complaint=f"{program}{os.strerror(int(number))}")
-    if word == "exit":
-        status = int(number)
+    if word == "exit" and number is not None:
         meanings = route.exit_statuses if route else config.EXIT_STATUSES
-        return CommandEnd(exit_status=status, meaning=meanings.get(status, "error"), complaint=complaint)
-    return CommandEnd(was_started=bool(_read(files, "identity")), complaint=complaint)
+        meaning = meanings.get(int(number), "error")
+        return CommandEnd(exit_status=int(number), meaning=meaning, complaint=complaint[-COMPLAINT_CHARACTERS:])
+    was_started = files.with_name(f"{files.name}.identity").exists()
+    return CommandEnd(was_started=was_started, complaint=complaint[-COMPLAINT_CHARACTERS:])
 
 
 def take_over(files: Path, route: config.Route | None) -> CommandEnd:
     """Return how a command ended whose daemon died, having made sure that nothing of it runs any more.
 
-    A group is killed only where its leader is the very process that wrote the identity. What it may still write down
-    about its end when we kill it is not looked at: that would be our doing. Raises OSError.
+    A group is killed only where its leader is the very process that wrote the identity, or, the leader being gone, who
+    of it still has our files open. What it may write down about its end when we kill it is not looked at: that would be
+    our doing. Raises OSError.
     """
     end = read_end(files, route)
-    identity = _read(files, "identity")
-    if end.exit_status is None and identity and identity_of(int(identity.split()[0])) == identity:
-        _kill_group(int(identity.split()[0]))
+    identity = re.fullmatch(r"([1-9][0-9]{0,9}) [0-9]+ (\S+)", _read(files, "identity"))
+    if identity is not None:
+        leader = int(identity[1])
+        now_there = identity_of(leader)
+        if now_there == identity[0]:
+            _kill(leader, lambda pid: True)
+        elif now_there is None and (identity_of(os.getpid()) or "").endswith(identity[2]):
+            _kill(leader, lambda pid: _has_open(pid, files))
     return end
 
 
-def _kill_group(leader: int) -> None:
-    """Kill a process group that is not of our children, and wait until it is gone."""
+def _kill(group: int, is_ours: Callable[[int], bool]) -> None:
+    """Kill those of a process group that are ours, though not our children, and wait until they are gone."""
     with contextlib.ExitStack() as stack:
         descriptors = []
-        for pid in [leader, *_members(leader)]:
+        for pid in _members(group):
             with contextlib.suppress(ProcessLookupError):
-                descriptors.append(stack.enter_context(_closing(os.pidfd_open(pid))))
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(leader, signal.SIGKILL)
+                descriptor = stack.enter_context(_closing(os.pidfd_open(pid)))
+                if is_ours(pid):
+                    descriptors.append(descriptor)
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         for descriptor in descriptors:
             _wait_for(descriptor, GRACE_S)
-    if _members(leader):
-        raise OSError(errno.EBUSY, f"process group {leader} does not end")
+    if any(is_ours(pid) for pid in _members(group)):
+        raise OSError(errno.EBUSY, f"process group {group} does not end")
+
+
+def _has_open(pid: int, files: Path) -> bool:
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if str(entry.readlink()).startswith(f"{files}."):
+                    return True
+    return False
 
 
 def _members(group: int) -> list[int]:
@@ -261,14 +314,17 @@ def _members(group: int) -> list[int]:
     return found
 
 
-def _end_group(runner: subprocess.Popen[bytes], ended: int) -> None:
+def _end_group(runner: subprocess.Popen[bytes], ended: int, grace_s: float) -> bool:
+    """End the group, and return whether it had to be told."""
     # The runner is not waited for before the last signal is sent, so its number cannot belong to anybody else.
-    if not _wait_for(ended, 0):
+    is_told = not _wait_for(ended, 0)
+    if is_told:
         os.killpg(runner.pid, signal.SIGTERM)
-        _wait_for(ended, GRACE_S)
+        _wait_for(ended, grace_s)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(runner.pid, signal.SIGKILL)
     runner.wait()
+    return is_told
 
 
 def _wait_for(process: int, limit_s: float) -> bool:
@@ -299,7 +355,7 @@ def _drain(watch: int | None) -> None:
 
 def _read(files: Path, name: str) -> str:
     try:
-        return files.with_name(f"{files.name}.{name}").read_text(encoding="ascii")
+        return files.with_name(f"{files.name}.{name}").read_text(encoding="ascii", errors="replace")
     except FileNotFoundError:
         return ""
 
@@ -307,8 +363,8 @@ def _read(files: Path, name: str) -> str:
 def _tail(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 8 * COMPLAINT_CHARACTERS))
-            return file.read().decode(errors="replace").strip()
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES).decode(errors="replace")
     except FileNotFoundError:
         return ""
 

@@ -6,8 +6,9 @@ It leads a session of its own. It writes who it is (PREFIX.identity: pid, start 
 starts anything, so that whoever comes after a crash can tell this process from a stranger with the same number. Then,
 only if PARENT still is its parent, it writes a byte to the descriptor READY and starts the command, with PREFIX.stdin,
 PREFIX.stdout and PREFIX.stderr as its files. An identity that is not there therefore proves that the command was never
-started. How the command ended stands in PREFIX.status ("exit N", negative for a signal, or "spawn ERRNO"), which
-appears whole or not at all, and only when the output before it is on the disk.
+started. How the command ended stands in PREFIX.status ("exit N", negative for a signal, "spawn ERRNO", "blind" where it
+cannot tell who it is, "alone" where its parent has gone), which appears whole or not at all, and only when the output
+before it is on the disk.
 
 It imports nothing that is slow to load, since every call to a command waits for it.
 """
@@ -24,23 +25,32 @@ def main() -> None:
     # inherited by it.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     os.set_inheritable(ready, False)
-    _write(f"{prefix}.identity", identity_of(os.getpid()) or "")
-    if os.getppid() != parent:
+    identity = identity_of(os.getpid())
+    if identity is None:
+        # Nobody could find us again after a crash, so nothing is started.
+        _write(f"{prefix}.status", "blind")
         return
-    os.write(ready, b"1")
+    _write(f"{prefix}.identity", identity)
+    try:
+        if os.getppid() != parent:
+            raise BrokenPipeError
+        os.write(ready, b"1")
+    except BrokenPipeError:
+        _write(f"{prefix}.status", "alone")
+        return
     os.close(ready)
     try:
         pid = os.posix_spawnp(
             command[0],
             command,
-            os.environ,
+            _given_environment(),
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, f"{prefix}.stdin", os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, f"{prefix}.stdout", os.O_WRONLY | os.O_APPEND, 0),
                 (os.POSIX_SPAWN_OPEN, 2, f"{prefix}.stderr", os.O_WRONLY | os.O_APPEND, 0),
             ],
-            # What Python ignores the command must not.
-            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+            # What Python or the daemon ignores the command must not.
+            setsigdef=[signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ],
         )
     except OSError as error:
         _write(f"{prefix}.status", f"spawn {error.errno}")
@@ -48,6 +58,15 @@ def main() -> None:
     _, status = os.waitpid(pid, 0)
     _sync(f"{prefix}.stdout", os.O_RDONLY)
     _write(f"{prefix}.status", f"exit {os.waitstatus_to_exitcode(status)}")
+    # What the command has left behind ends with it, and we with that: all is written down.
+    os.killpg(0, signal.SIGKILL)
+
+
+def _given_environment() -> dict[bytes, bytes]:
+    """Return the environment as it was handed to us: Python adds LC_CTYPE where it does not know the language."""
+    with open("/proc/self/environ", "rb") as file:
+        pairs = (pair.partition(b"=") for pair in file.read().split(b"\0") if pair)
+        return {name: value for name, _, value in pairs}
 
 
 def identity_of(pid: int) -> str | None:

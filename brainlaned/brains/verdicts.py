@@ -108,13 +108,12 @@ def _judge(evidence: Evidence, reply: Reply | None, terms: Terms) -> Verdict:
     if terms.cancel_requested:
         return _cancelled(evidence, reply)
     if evidence.armed_at is None:
+        said = "and no leave to send was recorded before it"
         if evidence.headers_at is not None or evidence.spooled:
-            return _held(
-                evidence,
-                reply,
-                Reason.EVIDENCE_CONTRADICTS,
-                f"an answer (HTTP {evidence.http_status}) is there, and no leave to send was recorded before it",
-            )
+            said = f"an answer (HTTP {evidence.http_status}) is there, {said}"
+            return _held(evidence, reply, Reason.EVIDENCE_CONTRADICTS, said)
+        if evidence.command is not None and evidence.command.was_started:
+            return _held(evidence, reply, Reason.EVIDENCE_CONTRADICTS, f"the command was started, {said}")
         return _not_sent(evidence, terms)
     if evidence.command is not None:
         return _command(evidence, evidence.command, reply, terms)
@@ -135,7 +134,7 @@ def _command(evidence: Evidence, end: CommandEnd, reply: Reply | None, terms: Te
     text = reply.output if reply else ""
     if evidence.cut_by is Reason.OUTPUT_LIMIT:
         return _incomplete(evidence, reply, terms, f"{said}, cut by brainlane at max_output_mib", may_ask_again=False)
-    if reply is not None and end.exit_status == 0 and text:
+    if reply is not None and end.exit_status == 0 and text.strip():
         return Verdict(
             job=Status.DONE,
             attempt=AttemptStatus.SUCCEEDED,
@@ -146,8 +145,8 @@ def _command(evidence: Evidence, end: CommandEnd, reply: Reply | None, terms: Te
             flags=reply.flags,
             opens=True,
         )
-    if end.exit_status is None or evidence.cut_by is not None:
-        said = f"{said}, and its end was not written down{complaint}"
+    if end.exit_status is None:
+        said = f"{said}, and it did not end by itself{complaint}"
         return _incomplete(evidence, reply, terms, said) if text else _ambiguous(evidence, terms, said)
     if end.exit_status == 0:
         return _held(evidence, reply, Reason.ANSWER_UNREADABLE, f"{said}, exit status 0 and no text{complaint}")
@@ -360,6 +359,8 @@ def _cancelled(evidence: Evidence, reply: Reply | None) -> Verdict:
         detail = "cancelled before anything was sent"
     elif evidence.send_failed_at is not None and evidence.headers_at is None:
         detail = f"cancelled; the upload failed at {evidence.send_failed_at}, so it was not executed"
+    elif evidence.command is not None:
+        detail = f"cancelled; armed at {evidence.armed_at}, {_sent(evidence)}, cost unknown; its processes were ended"
     else:
         detail = (
             f"cancelled; armed at {evidence.armed_at}, {_sent(evidence)}, cost unknown; it may still be running there"

@@ -131,11 +131,11 @@ def test_an_unknown_group_is_a_warning_and_no_more(monkeypatch: pytest.MonkeyPat
     for name in ("handlers", "propagate", "level"):
         monkeypatch.setattr(logger, name, getattr(logger, name))  # so that it is put back
     journal = io.StringIO()
-    listener = events.start(journal)
+    events.start(journal)
     try:
         who_may(observe=("@no-such-group", group_of(user), "nobody-at-all")).warn_of_unknown_groups()
     finally:
-        listener.stop()
+        events.stop()
     (line,) = journal.getvalue().splitlines()
     assert line.startswith("<4>")
     assert "'no-such-group'" in line

@@ -647,7 +647,6 @@ def test_a_secret_for_a_command_needs_the_directory_of_credentials(
 
 
 @pytest.mark.parametrize("names", [("75", "075"), ("\u0667\u0665",)], ids=["twice", "of other digits"])
-@pytest.mark.xfail(strict=True, reason="an exit status is read by int(), which takes leading zeros and any digits")
 def test_an_exit_status_has_one_spelling(tmp_path: Path, names: tuple[str, ...]) -> None:
     lines = "\n".join(f'"{name}" = "fail"' for name in names)
     assert "routes.local.exit_status" in refusal(tmp_path, command_text(f"[routes.local.exit_status]\n{lines}"))

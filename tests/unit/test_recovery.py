@@ -698,7 +698,6 @@ def test_each_end_of_a_command_gives_its_verdict(
     assert list(place.spool_path.iterdir()) == []
 
 
-@pytest.mark.xfail(strict=True, reason="without leave to send the files of a command are not looked at")
 @pytest.mark.parametrize("status", ["", "exit 0"])
 def test_a_command_that_ran_without_leave_is_held_as_a_contradiction(place: Place, status: str) -> None:
     job_id = leave_command(place, Left({}), files_of(out=b"one", status=status))
@@ -777,7 +776,6 @@ def test_every_combination_of_a_command_s_files_gives_a_legal_verdict_once(left:
     check_whatever_a_command_left(dataclasses.replace(left, marks=marks), files)
 
 
-@pytest.mark.xfail(strict=True, reason="a number that is none, or bytes that are no ASCII, are raised out of recovery")
 @pytest.mark.parametrize(
     ("name", "content"),
     [("status", b"exit"), ("status", b"exit \xff"), ("status", b"spawn many"), ("identity", b"me"), ("identity", b" ")],
