@@ -5,13 +5,15 @@ BIN := .venv/bin
 # Most tests wait for processes and clocks, so there are more of them at once than cores.
 JOBS ?= 4
 
-.PHONY: help venv demo test lint format hammer clean
+.PHONY: help venv demo test lint format hammer fuzz test-systemd clean
 
 help:
 	@echo "make demo [PROMPT=...]  ask the bundled model one question through a throw-away lane"
 	@echo "make test               run the tests"
 	@echo "make lint               ruff check, ruff format --check, mypy --strict"
 	@echo "make hammer [SECONDS=60] kill a busy lane at random and account for every job"
+	@echo "make fuzz [EXAMPLES=10000] feed arbitrary answers to the lane"
+	@echo "make test-systemd       run the tests that boot Debian machines; as root"
 	@echo "make format             let ruff rewrite what it can"
 	@echo "make venv               make .venv with everything that the above need"
 
@@ -42,6 +44,14 @@ format: venv
 SECONDS ?= 60
 hammer: venv
 	@$(BIN)/python -m tests.hammer --seconds $(SECONDS)
+
+EXAMPLES ?= 10000
+fuzz: venv
+	@$(BIN)/python -m tests.fuzz --examples $(EXAMPLES)
+
+# Part of `make test` too; here alone.
+test-systemd: venv
+	@$(BIN)/pytest -n $(JOBS) --dist worksteal tests/systemd
 
 clean:
 	rm -rf .venv dist build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis uv.lock

@@ -600,13 +600,13 @@ class Bench:
 
     def __enter__(self) -> Self:
         self._before = self._logger.handlers, self._logger.level, self._logger.propagate
-        self._listener = events.start(self._log)
+        events.start(self._log)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._listener.stop()
+        events.stop()
         self._logger.handlers, self._logger.propagate = self._before[0], self._before[2]
         self._logger.setLevel(self._before[1])
         self.brain.close()
@@ -635,6 +635,9 @@ class Bench:
             assert outcome["attempt"][0]["armed_at is null"] == 0
             assert list(self.living.spool_path.iterdir()) == []
 
+            if b"\0" in case.sent:
+                # After a crash a NUL may be where a page was lost, so nothing behind it counts.
+                return status, reason
             recovery.recover(
                 self.dead.database, self.dead.spool, self.dead.gates, {self.dead.route.name: self.dead.route}, 2, "next"
             )

@@ -205,7 +205,7 @@ def test_ctrl_c_while_waiting_says_that_the_job_goes_on(shared_lane: Lane, share
     assert held.arrived.wait(20)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
-    assert (process.returncode, out) == (130, b"")
+    assert (process.returncode, out) == (130, b""), err
     found = re.fullmatch(
         r"brainctl: stopped waiting, job (\d+) goes on; next: brainctl --socket (\S+) wait \1\n", err.decode()
     )
