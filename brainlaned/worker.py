@@ -209,7 +209,7 @@ class Worker:
                 with self._database.write(first=True) as tx:
                     terms = self._terms(tx, claim)
                     verdict = verdicts.judge(evidence, ended.reply, terms)
-                    moved = record.record(
+                    recorded = record.record(
                         tx,
                         self._gates,
                         claim.job_id,
@@ -243,10 +243,20 @@ class Worker:
             events.answer_stored(claim.job_id, claim.attempt, time.monotonic() - since)
         self._set_answer_waiting(False)
         self._forget(claim)
+        self._tell(claim, verdict, recorded)
+        self._moved(recorded.moved)
+
+    def _tell(self, claim: store.Claim, verdict: states.Verdict, recorded: record.Recorded) -> None:
         events.ended(claim.job_id, claim.attempt, claim.route, verdict.job, verdict.reason, verdict.detail)
+        if verdict.closes is not None:
+            closes = verdict.closes
+            events.gate_closed(claim.route, closes.reason, closes.detail, recorded.next_probe_at)
+        if recorded.opened:
+            events.gate_opened(claim.route)
+        for job_id in recorded.moved[1:]:
+            events.held(job_id, claim.route, Reason.REFUSED_REPEATEDLY, f"job {claim.job_id} was served meanwhile")
         if verdict.reason is Reason.EVIDENCE_CONTRADICTS:
             events.lane_stopped_by_contradiction(claim.job_id, verdict.detail)
-        self._moved(moved)
 
     def _forget(self, claim: store.Claim) -> None:
         try:

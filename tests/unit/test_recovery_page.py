@@ -1,8 +1,6 @@
 """The man page about recovery holds the same table as the module that carries it out."""
 
 import re
-import shutil
-import subprocess
 from itertools import zip_longest
 from pathlib import Path
 
@@ -54,11 +52,3 @@ def test_the_page_has_its_sections_in_order() -> None:
 @pytest.mark.parametrize("decision", list(Decision))
 def test_each_decision_of_an_operator_is_explained(decision: Decision) -> None:
     assert f"--{decision}" in plain(section("WHAT AN OPERATOR MAY DO"))
-
-
-@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
-def test_groff_has_nothing_to_complain_about() -> None:
-    made = subprocess.run(
-        ["groff", "-man", "-ww", "-Tutf8", "-z", PAGE], capture_output=True, text=True, check=False, timeout=20
-    )
-    assert (made.returncode, made.stderr) == (0, "")
