@@ -11,7 +11,7 @@ Arrows point down only; rooms on one line never import each other:
     record  decisions  intake  streams
     acceptor  store  queries  brains  gate  spool  access
     db  events
-    states  config  turnaway
+    states  config  turnaway  filesystem
     errors
     wire  systemd
 """

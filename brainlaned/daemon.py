@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from . import access, config, errors, events, recovery, store, systemd, wire
+from . import access, config, errors, events, filesystem, recovery, store, systemd, wire
 from .acceptor import Acceptor
 from .api import Api, Waiters
 from .brains import Brain
@@ -264,6 +264,7 @@ def lock_lane(state_dir: Path, stack: contextlib.ExitStack) -> None:
     The lock is on the directory itself, so that refusing leaves no file behind, and the kernel gives it back however
     the process ends.
     """
+    filesystem.check_local(state_dir)
     try:
         missing = [path for path in (state_dir, *state_dir.parents) if not path.exists()]
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -285,10 +286,7 @@ def lock_lane(state_dir: Path, stack: contextlib.ExitStack) -> None:
             f"cannot run the lane in '{state_dir}': another brainlaned holds it",
             "brainctl status",
         ) from error
-    if not os.access(state_dir, os.W_OK | os.X_OK):
-        raise errors.StartRefused(
-            DaemonExit.PERMISSION, f"cannot write in state directory '{state_dir}'", f"ls -ld {state_dir}"
-        )
+    filesystem.check_writable(state_dir)
 
 
 def open_listener(path: Path, stack: contextlib.ExitStack) -> socket.socket:
