@@ -1,7 +1,8 @@
 """Start brainlaned so that it vanishes at a cut: `python -m tests.observed CUT:TIMES FILE [brainlaned's options]`.
 
-From when FILE is there the process kills itself, as the kernel would, when it passes the named cut for the given time.
-Production code has no such door: the observer is given here, to daemon.run, by this entry point alone.
+From when FILE is there the process kills itself, as the kernel would, when it passes the named cut for the given time;
+with CUT:TIMES:hang the thread that passes it hangs there for good. Production code has no such door: the observer is
+given here, to daemon.run, by this entry point alone.
 """
 
 import os
@@ -16,8 +17,8 @@ from brainlaned import config, daemon
 from brainlaned.wire import DaemonExit
 
 
-def killing_at(cut: str, times: int, armed: Path) -> Callable[[str], None]:
-    """Return an observer that ends the process at the `times`th passing of a cut since `armed` was there."""
+def acting_at(cut: str, times: int, armed: Path, act: Callable[[], None]) -> Callable[[str], None]:
+    """Return an observer that acts at the `times`th passing of a cut since `armed` was there."""
     passed = 0
     lock = threading.Lock()
 
@@ -27,19 +28,28 @@ def killing_at(cut: str, times: int, armed: Path) -> Callable[[str], None]:
             return
         with lock:
             passed += 1
-            if passed == times:
-                os.kill(os.getpid(), signal.SIGKILL)
+            is_time = passed == times
+        if is_time:
+            act()
 
     return observe
 
 
+def vanish() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang() -> None:
+    threading.Event().wait()
+
+
 def main() -> None:
-    cut, _, times = sys.argv.pop(1).partition(":")
+    cut, times, *action = sys.argv.pop(1).split(":")
     armed = Path(sys.argv.pop(1))
     run = daemon.run
 
     def observed(configuration: config.Config, place: daemon.Place) -> DaemonExit:
-        return run(configuration, place, killing_at(cut, int(times), armed))
+        return run(configuration, place, acting_at(cut, int(times), armed, hang if action else vanish))
 
     daemon.run = observed  # type: ignore[assignment]
     program.main()
