@@ -53,7 +53,11 @@ class Chroot:
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", ENTER, "sh", self._root, self._directory, *command],
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"},
+            env={
+                "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+                "LANG": "C.UTF-8",
+                "DEBIAN_FRONTEND": "noninteractive",
+            },
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

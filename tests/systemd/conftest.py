@@ -1,16 +1,27 @@
-"""What the tests on a booted system share: the machines.
+"""What the tests on a booted system share: the machines, and brainlane installed in them.
 
 Where a machine cannot be booted, its tests are skipped with the reason; in CI, where the environment says `CI`, that is
-a failure.
+a failure. The package is built once for a test run and installed once for each Debian, in a booted machine; what that
+machine has written then is the layer from which every test boots a machine of its own.
 """
 
 import os
-from collections.abc import Iterator
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.systemd import roots
+from tests.systemd.installed import MEMBER, STRANGER, TESTS_INSIDE, InstalledLane, made_once
 from tests.systemd.machine import Machine, why_impossible
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("brainlaned", "brainctl", "man", "packaging", "systemd")
+DOCUMENTS = ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")
+BUILD_S = 300.0
+USERS = f"u {MEMBER} -\nm {MEMBER} brainlane\nu {STRANGER} -\n"
 
 
 @pytest.fixture(params=[12, 13], ids=["debian12", "debian13"])
@@ -20,7 +31,7 @@ def debian(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="session")
-def debian_roots() -> dict[int, "os.PathLike[str]"]:
+def debian_roots() -> dict[int, Path]:
     """The roots to boot, built on first use."""
     reason = why_impossible()
     if reason is not None:
@@ -31,7 +42,87 @@ def debian_roots() -> dict[int, "os.PathLike[str]"]:
 
 
 @pytest.fixture
-def machine(debian: int, debian_roots: dict) -> Iterator[Machine]:
+def machine(debian: int, debian_roots: dict[int, Path]) -> Iterator[Machine]:
     """A freshly booted Debian, without anything of ours."""
     with Machine(debian_roots[debian]) as machine:
         yield machine
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for what is made once for all the test processes of a run."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def package(shared: Path) -> Path:
+    """The Debian package of the sources as they were when the first test asked."""
+
+    def make(directory: Path) -> None:
+        sources = directory / "sources"
+        for name in SOURCES:
+            shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in DOCUMENTS:
+            shutil.copy(ROOT / name, sources / name)
+        kept = {name: os.environ[name] for name in os.environ if name.startswith(("UV_", "PIP_", "SSL_", "HOME"))}
+        path = f"{ROOT / '.venv/bin'}:{os.environ.get('PATH', os.defpath)}"
+        done = subprocess.run(
+            # What it fetches is kept with the roots, for it is as costly.
+            [sources / "packaging/deb", "--build", roots.cache() / "package-build", "--dist", directory],
+            env={**kept, "PATH": path, "SOURCE_DATE_EPOCH": "1700000000"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=BUILD_S,
+        )
+        assert done.returncode == 0, done.stderr
+
+    (package,) = made_once(shared / "systemd-package", make).glob("*.deb")
+    return package
+
+
+@pytest.fixture(scope="session")
+def layer_of(shared: Path, debian_roots: dict[int, Path], package: Path) -> Callable[[int], Path]:
+    """Make the layer that installing the package adds to a Debian, with a member of the group and a stranger.
+
+    The socket is up when a machine has booted; the service is not enabled, so that a test can configure it first.
+    """
+
+    def make(debian: int, directory: Path) -> None:
+        with Machine(debian_roots[debian], binds={"/mnt/package": package.parent}) as machine:
+            machine.run("dpkg", "--install", f"/mnt/package/{package.name}")
+            machine.run("systemd-sysusers", "-", input=USERS)
+            machine.systemctl("disable", "--now", "brainlaned.service")
+            machine.systemctl("stop", "brainlaned.socket")
+            machine.run("sh", "-euc", "rm -rf /var/lib/brainlane /var/log/journal/*/*")
+            machine.stop(keep=True)
+            machine.upper.rename(directory / "layer")
+
+    def layer(debian: int) -> Path:
+        return made_once(shared / f"systemd-layer{debian}", lambda directory: make(debian, directory)) / "layer"
+
+    return layer
+
+
+@pytest.fixture
+def boot(debian: int, debian_roots: dict[int, Path], layer_of: Callable[[int], Path]) -> Iterator[Callable[..., Machine]]:
+    """Boot a Debian with brainlane, whose tests/ is ours."""
+    started: list[Machine] = []
+
+    def boot(**options: bool) -> Machine:
+        started.append(Machine(layer_of(debian), debian_roots[debian], binds={TESTS_INSIDE: ROOT / "tests"}, **options))
+        return started[-1].start()
+
+    yield boot
+    for machine in started:
+        machine.stop()
+
+
+@pytest.fixture
+def lane(boot: Callable[..., Machine]) -> InstalledLane:
+    """A lane that is configured, with a brain that answers. Its socket is there, its service not yet started."""
+    lane = InstalledLane(boot())
+    lane.configure()
+    lane.brain.start()
+    return lane

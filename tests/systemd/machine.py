@@ -38,6 +38,7 @@ _EBPF_OPTIONS = (
 )
 _EBPF_ENVIRONMENT = {"UNIFIED_CGROUP_HIERARCHY": "1"}
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -236,6 +237,28 @@ class Machine:
     def read(self, path: str) -> str:
         return self.run("cat", path).stdout
 
+    @property
+    def root(self) -> Path:
+        """Return its files as they are now, seen from outside, and its Unix sockets: whoever connects so is root there."""
+        assert self._leader is not None, "the machine is not running"
+        return Path(f"/proc/{self._leader}/root")
+
+    def connect(self, port: int) -> socket.socket:
+        """Connect to a port of the machine's own loopback."""
+        # A socket belongs for life to the network in which it was made. Only this thread goes there, and comes back.
+        with Path("/proc/thread-self/ns/net").open() as ours, Path(f"/proc/{self._leader}/ns/net").open() as theirs:
+            _enter_network(theirs.fileno())
+            try:
+                connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            finally:
+                _enter_network(ours.fileno())
+        try:
+            connection.connect(("127.0.0.1", port))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
     # --- within ---
 
     def _command(self) -> list[str]:
@@ -327,6 +350,11 @@ def wait_until(holds: Callable[[], bool], what: str, limit_s: float = 30.0) -> N
     while not holds():
         assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
         time.sleep(0.1)  # for what the caller waits for
+
+
+def _enter_network(descriptor: int) -> None:
+    if _libc.setns(descriptor, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "cannot enter a network namespace")
 
 
 def _with_user(properties: Iterable[str], user: str | None) -> Iterator[str]:
