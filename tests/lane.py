@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +192,38 @@ retry_first_s = 0.2
 {route}
 {more}
 """
+
+
+@contextmanager
+def write_lock_held(lane: Lane, *, timeout_s: float = 60) -> Iterator[None]:
+    """Hold the database's write lock, as an operator's forgotten sqlite3 shell would."""
+    with closing(sqlite3.connect(lane.database, timeout=timeout_s, isolation_level=None)) as foreign:
+        foreign.execute("begin immediate")
+        try:
+            yield
+        finally:
+            foreign.execute("commit")
+
+
+def wait_until(is_so: Callable[[], bool], limit_s: float = 60) -> None:
+    """Wait for what a process does that has no way to tell us."""
+    deadline = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)  # for it to be so
+
+
+def members_of(group: int) -> set[int]:
+    """Return the processes of a process group that have not ended."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(of_group) == group and state not in "ZX":
+            found.add(int(stat.parent.name))
+    return found
 
 
 @contextmanager

@@ -13,8 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 import pytest
 
 from brainlaned.brains.runner import identity_of
-from tests.lane import Lane, running_lane
+from tests.lane import Lane, members_of, running_lane, wait_until
 
 PATIENCE_S = 60
 """More than anything here takes on a busy machine."""
@@ -57,26 +56,6 @@ ROUTES = [
     command_route("small", more="max_output_mib = 1"),
     command_route("short", more="total_s = 2"),
 ]
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # for what a command or the daemon does that nobody announces to this process
-
-
-def members(group: int) -> set[int]:
-    """Return the processes of a group that have not ended."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, of_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(of_group) == group and state not in "ZX":
-            found.add(int(stat.parent.name))
-    return found
 
 
 class Scratch:
@@ -132,7 +111,7 @@ def own_lane(tmp_path: Path) -> Iterator[Lane]:
             lane.kill()
         for group in groups:
             with suppress(ProcessLookupError):
-                if members(group):
+                if members_of(group):
                     os.killpg(group, signal.SIGKILL)
     assert "Traceback" not in lane.log.read_text()
 
@@ -407,7 +386,7 @@ def test_a_command_that_lasts_too_long_is_ended_and_held(lane: Lane) -> None:
     assert said(lane.wait(job["id"], PATIENCE_S)) == ("held", "answer-incomplete")
     assert attempted(lane, job)["attempts"][0]["reason"] == "total-limit"
     assert partial(lane, job) == "part\n"
-    wait_until(lambda: members(group) == set())
+    wait_until(lambda: members_of(group) == set())
 
 
 def test_a_command_that_ends_well_because_we_ended_it_has_not_answered(lane: Lane) -> None:
@@ -435,10 +414,10 @@ def is_running(pid: str) -> bool:
 def test_a_cancel_leaves_no_process_of_the_group(lane: Lane, ignores: bool) -> None:
     deafness = "trap '' TERM; " if ignores else ""
     job, group = begun(lane, f"{deafness}sleep 300 & echo part; sleep 300; wait")
-    wait_until(lambda: len(members(group)) == 4)  # the runner, the shell and both of its children
+    wait_until(lambda: len(members_of(group)) == 4)  # the runner, the shell and both of its children
     assert lane.post(f"/v1/jobs/{job['id']}/cancel").status == 200
     assert lane.wait(job["id"], PATIENCE_S)["status"] == "cancelled"
-    wait_until(lambda: members(group) == set())
+    wait_until(lambda: members_of(group) == set())
     assert partial(lane, job) == "part\n"
     assert attempted(lane, job)["attempts"][0]["status"] == "cancelled"
 
@@ -462,13 +441,13 @@ def test_a_command_that_outlived_the_daemon_is_gone_before_anything_else_is_clai
 ) -> None:
     own_lane.start()
     job, group = begun(own_lane, f"{scratch.count_run} echo part; sleep 300 & echo $! >> runs; sleep 300; wait")
-    wait_until(lambda: len(members(group)) == 4)
+    wait_until(lambda: len(members_of(group)) == 4)
     look = f'cd {scratch}; for pid in $(cat runs) {group}; do grep "State:.[^ZX]" /proc/$pid/status; done; echo looked'
     following = own_lane.submit(look)
     own_lane.kill()
-    assert len(members(group)) == 4
+    assert len(members_of(group)) == 4
     own_lane.start()
-    assert members(group) == set()
+    assert members_of(group) == set()
     assert said(own_lane.wait(job["id"])) == ("held", "answer-incomplete")
     assert partial(own_lane, job) == "part\n"
     assert own_lane.wait(following["id"], PATIENCE_S)["status"] == "done"
@@ -487,7 +466,7 @@ def test_a_command_that_outlived_the_daemon_is_run_again_only_by_leave_and_never
     own_lane.kill()
     own_lane.start()
     assert own_lane.wait(job["id"], PATIENCE_S)["status"] == "done"
-    assert members(group) == set() and len(scratch.runs) == 2
+    assert members_of(group) == set() and len(scratch.runs) == 2
     assert output(own_lane, job) in {"end\n", "State:\tZ (zombie)\nend\n"}
 
 
@@ -589,9 +568,9 @@ def test_a_grandchild_of_a_command_that_ended_without_the_daemon_is_gone_too(own
     try:
         own_lane.start()
         assert said(own_lane.wait(job["id"])) == ("done", "answered")
-        assert members(group) == set()
+        assert members_of(group) == set()
     finally:
-        if members(group):
+        if members_of(group):
             os.killpg(group, signal.SIGKILL)
 
 
@@ -662,7 +641,7 @@ def test_a_secret_of_the_environment_stands_nowhere(secret_lane: Lane, scratch: 
         lane.wait(job["id"], PATIENCE_S)
     held, group = begun(lane, f"cd {scratch}; {says} {scratch.wait_to_go}", route="keyed")
     seen = [lane.get(f"/v1/jobs/{held['id']}/output?partial=1").body]
-    lines = [Path(f"/proc/{pid}/cmdline") for pid in members(group)]
+    lines = [Path(f"/proc/{pid}/cmdline") for pid in members_of(group)]
     assert len(lines) >= 2
     for line in lines:
         with suppress(FileNotFoundError):  # a sleep that has ended
@@ -749,7 +728,7 @@ def test_a_second_sigterm_ends_a_command_and_holds_its_job(own_lane: Lane, deafn
     assert own_lane.process is not None
     own_lane.process.send_signal(signal.SIGTERM)
     assert own_lane.process.wait(PATIENCE_S) == 0
-    wait_until(lambda: members(group) == set())
+    wait_until(lambda: members_of(group) == set())
     own_lane.start()
     held = attempted(own_lane, job)
     assert said(held) == ("held", "answer-incomplete")

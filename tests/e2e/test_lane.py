@@ -20,7 +20,7 @@ import pytest
 from brainlaned import api
 from brainlaned.wire import format_time
 from tests.brainserver import BrainServer, answer
-from tests.lane import Answer, Lane, config_for
+from tests.lane import Answer, Lane, config_for, write_lock_held
 
 
 def count_of_jobs(lane: Lane) -> int:
@@ -46,17 +46,6 @@ def call_in_flight(lane: Lane, server: BrainServer) -> Iterator[dict[str, Any]]:
         yield job
     finally:
         held.release()
-
-
-@contextmanager
-def write_lock_held(lane: Lane, *, timeout_s: float = 20) -> Iterator[None]:
-    """Hold the database's write lock, from a process that is not the daemon."""
-    with closing(sqlite3.connect(lane.database, timeout=timeout_s, isolation_level=None)) as foreign:
-        foreign.execute("begin immediate")
-        try:
-            yield
-        finally:
-            foreign.execute("commit")
 
 
 # One at a time

@@ -7,7 +7,6 @@ death within the grace, an answer that cannot be stored, a line that never came 
 import os
 import signal
 import socket
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.brainserver import BrainServer, Held
-from tests.lane import Lane
+from tests.lane import Lane, write_lock_held
 
 PATIENCE_S = 60
 """More than anything here takes on a busy machine."""
@@ -213,16 +212,6 @@ def test_with_leave_to_run_twice_an_abandoned_call_is_made_again_at_the_next_sta
     job = lane.wait(running["id"])
     assert (job["status"], [attempt["status"] for attempt in job["attempts"]]) == ("done", ["unknown", "succeeded"])
     assert server.count() == 2
-
-
-@contextmanager
-def write_lock_held(lane: Lane) -> Iterator[None]:
-    with closing(sqlite3.connect(lane.database, timeout=PATIENCE_S, isolation_level=None)) as foreign:
-        foreign.execute("begin immediate")
-        try:
-            yield
-        finally:
-            foreign.execute("commit")
 
 
 def test_an_answer_that_cannot_be_stored_before_the_end_is_stored_at_the_next_start(

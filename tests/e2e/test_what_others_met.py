@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta, timezone
@@ -39,7 +39,7 @@ from tests.brainserver import (
     status,
     stop_reading,
 )
-from tests.lane import Answer, Lane
+from tests.lane import Answer, Lane, wait_until, write_lock_held
 
 PATIENCE_S = 60
 """More than anything here takes on a busy machine."""
@@ -47,13 +47,6 @@ PATIENCE_S = 60
 
 def body_of(prompt: str, **fields: Any) -> dict[str, Any]:
     return {"request": {"messages": [{"role": "user", "content": prompt}]}, **fields}
-
-
-def wait_until(is_so: Callable[[], bool], limit_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # for what nobody announces to this process
 
 
 def call_in_flight(lane: Lane, server: BrainServer, then: Step | None = None) -> tuple[dict[str, Any], Held]:
@@ -64,17 +57,6 @@ def call_in_flight(lane: Lane, server: BrainServer, then: Step | None = None) ->
     assert held.arrived.wait(PATIENCE_S)
     wait_until(lambda: lane.get(f"/v1/jobs/{job['id']}").json["attempts"][0]["sent_at"] is not None)
     return job, held
-
-
-@contextmanager
-def write_lock_held(lane: Lane) -> Iterator[None]:
-    """Hold the database's write lock, as an operator's forgotten sqlite3 shell would."""
-    with closing(sqlite3.connect(lane.database, timeout=PATIENCE_S, isolation_level=None)) as foreign:
-        foreign.execute("begin immediate")
-        try:
-            yield
-        finally:
-            foreign.execute("commit")
 
 
 def count_of_jobs(lane: Lane) -> int:

@@ -12,8 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from brainlaned.brains.reply import TextReader, read
 from brainlaned.config import Route, Secret
 from brainlaned.states import CommandEnd
 from brainlaned.wire import Flag, Reason
+from tests.lane import members_of, wait_until
 
 PATIENCE_S = 60
 """More than anything here takes on a busy machine."""
@@ -47,26 +47,6 @@ def shell(**more: Any) -> Route:
 
 def request(*contents: Any) -> str:
     return json.dumps({"messages": [{"role": "user", "content": content} for content in contents]})
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # for what a process does that has no way to tell us
-
-
-def members(group: int) -> set[int]:
-    """Return the processes of a group that have not ended."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, of_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(of_group) == group and state not in "ZX":
-            found.add(int(stat.parent.name))
-    return found
 
 
 class Seen:
@@ -465,7 +445,7 @@ def test_a_flood_is_cut_at_the_limit_whichever_way_it_comes(files: Path, descrip
     ended = ask(shell(max_output_mib=1), files, f"yes >&{descriptor}")
     assert ended.cut_by is Reason.OUTPUT_LIMIT
     assert len(text_of(ended)) == (MIB if descriptor == 1 else 0)
-    assert members(int(written(files, "identity").read_text().split()[0])) == set()
+    assert members_of(int(written(files, "identity").read_text().split()[0])) == set()
 
 
 def test_as_much_as_the_limit_allows_is_an_answer(files: Path) -> None:
@@ -488,13 +468,13 @@ def test_every_process_of_a_group_is_gone_when_it_is_cut_off(
     deafness = "trap '' TERM; " if ignores else ""
     running = begin(shell(), files, f"{deafness}sleep 300 & sleep 300 & echo ready; sleep 300; wait")
     group = running.group
-    wait_until(lambda: len(members(group)) == 5)  # the runner, the shell and three more
+    wait_until(lambda: len(members_of(group)) == 5)  # the runner, the shell and three more
     running.call.abort(Reason.CANCEL_REQUESTED)
     running.call.abort(Reason.DAEMON_STOPPED)
     ended = running.join()
     assert ended.cut_by is Reason.CANCEL_REQUESTED
     # A killed process may be there for an instant longer than its leader.
-    wait_until(lambda: members(group) == set())
+    wait_until(lambda: members_of(group) == set())
     # However it took our signal, that is not its own end.
     assert (end_of(ended).exit_status, ended.whole, text_of(ended)) == (None, False, "ready\n")
 
@@ -503,7 +483,7 @@ def test_a_grandchild_that_keeps_the_output_open_holds_nothing_up_and_is_gone(fi
     ended = ask(shell(), files, "sleep 300 & echo x")
     assert (text_of(ended), end_of(ended).exit_status, ended.cut_by) == ("x\n", 0, None)
     group = int(written(files, "identity").read_text().split()[0])
-    wait_until(lambda: members(group) == set())
+    wait_until(lambda: members_of(group) == set())
 
 
 def test_a_command_whose_runner_was_killed_is_ended_with_an_unknown_end(files: Path) -> None:
@@ -511,7 +491,7 @@ def test_a_command_whose_runner_was_killed_is_ended_with_an_unknown_end(files: P
     assert end_of(ended).was_started and end_of(ended).exit_status is None
     assert ended.whole is False and text_of(ended) == "part\n"
     group = int(written(files, "identity").read_text().split()[0])
-    wait_until(lambda: members(group) == set())
+    wait_until(lambda: members_of(group) == set())
 
 
 # What the files say afterwards.
@@ -620,7 +600,7 @@ def test_a_group_whose_leader_is_still_the_same_is_gone_when_it_was_taken_over(
     written(files, "identity").write_text(runner.identity_of(stranger.pid) or "")
     end = command.take_over(files, shell())
     assert (end.was_started, end.exit_status) == (True, None)
-    assert members(stranger.pid) == set()
+    assert members_of(stranger.pid) == set()
     assert stranger.wait(PATIENCE_S) == -signal.SIGKILL
     assert command.take_over(files, shell()) == end
 
@@ -636,9 +616,9 @@ def test_what_is_left_of_a_group_is_ended_though_its_end_is_written_down_which_s
 def test_a_group_of_many_is_gone_when_it_was_taken_over_though_it_ignores_sigterm(files: Path) -> None:
     running = begin(shell(), files, 'trap "" TERM; sleep 300 & sleep 300 & echo part; sleep 300; wait')
     group = running.group
-    wait_until(lambda: len(members(group)) == 5)
+    wait_until(lambda: len(members_of(group)) == 5)
     end = command.take_over(files, shell())
-    assert members(group) == set()
+    assert members_of(group) == set()
     assert (end.was_started, end.exit_status) == (True, None)
     assert end_of(running.join()).exit_status is None
 
@@ -660,10 +640,10 @@ def test_a_group_that_has_lost_its_leader_is_gone_when_it_was_taken_over(files: 
         leader.kill()
         leader.wait()
         stack.callback(os.killpg, leader.pid, signal.SIGKILL)
-        assert len(members(leader.pid)) == 2
+        assert len(members_of(leader.pid)) == 2
         written(files, "identity").write_text(identity or "")
         command.take_over(files, shell())
-        assert members(leader.pid) == set()
+        assert members_of(leader.pid) == set()
 
 
 # The runner by itself.
