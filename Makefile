@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Most tests wait for processes and clocks, so there are more of them at once than cores.
 JOBS ?= 4
 
-.PHONY: help venv demo test lint format hammer fuzz test-systemd clean
+.PHONY: help venv demo test lint format hammer fuzz test-systemd install uninstall deb clean
 
 help:
 	@echo "make demo [PROMPT=...]  ask the bundled model one question through a throw-away lane"
@@ -14,6 +14,8 @@ help:
 	@echo "make hammer [SECONDS=60] kill a busy lane at random and account for every job"
 	@echo "make fuzz [EXAMPLES=10000] feed arbitrary answers to the lane"
 	@echo "make test-systemd       run the tests that boot Debian machines; as root"
+	@echo "make install [DESTDIR= PREFIX=/usr/local] put programs, units and pages there; make uninstall takes them away"
+	@echo "make deb                build dist/brainlane_*_all.deb"
 	@echo "make format             let ruff rewrite what it can"
 	@echo "make venv               make .venv with everything that the above need"
 
@@ -52,6 +54,16 @@ fuzz: venv
 # Part of `make test` too; here alone.
 test-systemd: venv
 	@$(BIN)/pytest -n $(JOBS) --dist worksteal tests/systemd
+
+PREFIX ?= /usr/local
+install:
+	@$(PYTHON) packaging/install --prefix "$(PREFIX)" --destdir "$(DESTDIR)"
+
+uninstall:
+	@$(PYTHON) packaging/uninstall --prefix "$(PREFIX)" --destdir "$(DESTDIR)"
+
+deb:
+	@$(PYTHON) packaging/deb
 
 clean:
 	rm -rf .venv dist build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis uv.lock
