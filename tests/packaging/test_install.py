@@ -129,8 +129,11 @@ def test_the_rest_is_where_its_readers_look(checkout: Checkout, tmp_path: Path) 
     assert (tmp_path / "etc/brainlane/credentials").stat().st_mode & 0o7777 == 0o700
 
 
-def test_modes_do_not_depend_on_the_umask(checkout: Checkout, tmp_path: Path) -> None:
-    done = checkout.run("install", "--destdir", tmp_path / "root", "--build", checkout.build, umask=0o077)
+def test_modes_do_not_depend_on_the_umask_or_on_those_of_the_checkout(checkout: Checkout, tmp_path: Path) -> None:
+    closed = checkout.copy(tmp_path / "checkout")
+    for path in (*closed.path.glob("brainlaned/**/*"), *closed.path.glob("man/*")):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    done = closed.run("install", "--destdir", tmp_path / "root", "--build", checkout.build, umask=0o077)
     assert done.returncode == 0, done.stderr
     for path in (tmp_path / "root").rglob("*"):
         expected = 0o755 if path.is_dir() or path.parent.name == "bin" else 0o644

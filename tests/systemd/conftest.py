@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.systemd import roots
-from tests.systemd.installed import MEMBER, STRANGER, TESTS_INSIDE, InstalledLane, made_once
+from tests.systemd.installed import MEMBER, PACKAGE_INSIDE, STRANGER, TESTS_INSIDE, InstalledLane, made_once
 from tests.systemd.machine import Machine, why_impossible
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,11 +90,11 @@ def layer_of(shared: Path, debian_roots: dict[int, Path], package: Path) -> Call
     """
 
     def make(debian: int, directory: Path) -> None:
-        with Machine(debian_roots[debian], binds={"/mnt/package": package.parent}) as machine:
-            machine.run("dpkg", "--install", f"/mnt/package/{package.name}")
+        with Machine(debian_roots[debian], binds={PACKAGE_INSIDE: package.parent}) as machine:
+            machine.run("dpkg", "--install", f"{PACKAGE_INSIDE}/{package.name}")
             machine.run("systemd-sysusers", "-", input=USERS)
-            machine.systemctl("disable", "--now", "brainlaned.service")
-            machine.systemctl("stop", "brainlaned.socket")
+            machine.systemctl("disable", "--now", "brainlaned.socket", "brainlaned.service")
+            machine.systemctl("enable", "brainlaned.socket")
             machine.run("sh", "-euc", "rm -rf /var/lib/brainlane /var/log/journal/*/*")
             machine.stop(keep=True)
             machine.upper.rename(directory / "layer")
@@ -106,12 +106,15 @@ def layer_of(shared: Path, debian_roots: dict[int, Path], package: Path) -> Call
 
 
 @pytest.fixture
-def boot(debian: int, debian_roots: dict[int, Path], layer_of: Callable[[int], Path]) -> Iterator[Callable[..., Machine]]:
-    """Boot a Debian with brainlane, whose tests/ is ours."""
+def boot(
+    debian: int, debian_roots: dict[int, Path], layer_of: Callable[[int], Path], package: Path
+) -> Iterator[Callable[..., Machine]]:
+    """Boot a Debian with brainlane, with our tests/ and the package at hand."""
     started: list[Machine] = []
+    binds = {TESTS_INSIDE: ROOT / "tests", PACKAGE_INSIDE: package.parent}
 
     def boot(**options: bool) -> Machine:
-        started.append(Machine(layer_of(debian), debian_roots[debian], binds={TESTS_INSIDE: ROOT / "tests"}, **options))
+        started.append(Machine(layer_of(debian), debian_roots[debian], binds=binds, **options))
         return started[-1].start()
 
     yield boot

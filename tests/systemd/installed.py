@@ -20,7 +20,7 @@ from tests.systemd.machine import Machine, Result, wait_until
 MEMBER, STRANGER = "member", "stranger"
 """Users that every machine with brainlane has: one of the group brainlane, one who is not."""
 
-TESTS_INSIDE = "/mnt/tests"
+TESTS_INSIDE, PACKAGE_INSIDE = "/mnt/tests", "/mnt/package"
 ANSWER_S = 60.0
 MOVED_S = 60.0
 
@@ -138,7 +138,7 @@ class InstalledLane(Lane):
 
     def starts(self) -> int:
         """How often systemd has begun to start its service, in all boots."""
-        return len(self.journal("JOB_TYPE=start", "MESSAGE_ID=7d4958e842da4a758f6c1cdc7b36dcc5"))
+        return len(self.journal("MESSAGE_ID=7d4958e842da4a758f6c1cdc7b36dcc5"))
 
     def main_pid(self) -> str:
         return self.show("MainPID")["MainPID"]
