@@ -426,6 +426,10 @@ def application(words: Iterable[str], *, complete: bool) -> Callable[..., Any]:
     stand among the words, or all of them where none does, where help is wanted, or for a shell's completion.
     """
     wanted = set(words)
+    if complete:
+        from typer.completion import completion_init
+
+        completion_init()
     known = set(COMMANDS) & wanted
     if complete or not known or "--help" in wanted:
         known = set(COMMANDS)

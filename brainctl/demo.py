@@ -127,6 +127,8 @@ def _child(stack: ExitStack, signals: "_Signals", module: list[str], log: Path, 
     with log.open("wb") as stderr, signals.held():
         process = subprocess.Popen(
             [sys.executable, "-m", *module],
+            # Where we are installed without the interpreter knowing it, the child would not find us.
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,

@@ -53,13 +53,16 @@ def brainlaned(
     os.umask(0o077)
     events.start()
     try:
-        place = daemon.Place(state_dir or _state_dir(lane), socket or _socket(lane), lane)
         if record_stop:
-            systemd.record_stop(place.state_dir, os.environ, wire.format_time(datetime.now(UTC)))
+            systemd.record_stop(state_dir or _state_dir(lane), os.environ, wire.format_time(datetime.now(UTC)))
             status = DaemonExit.OK
         else:
             found = config.load(configuration or _configuration(lane))
-            status = check.run(found) if check_config else daemon.run(found, place)
+            if check_config:
+                status = check.run(found)
+            else:
+                place = daemon.Place(state_dir or _state_dir(lane), socket or _socket(lane), lane)
+                status = daemon.run(found, place)
     except errors.StartRefused as refusal:
         events.start_refused(str(refusal), refusal.next_action)
         # Whoever waits at a socket that systemd keeps open would only start us again.
@@ -87,6 +90,10 @@ def _state_dir(lane: str | None) -> Path:
 
 
 def _socket(lane: str | None) -> Path:
+    passed = systemd.passed_listener()
+    if passed is not None:
+        with passed:
+            return Path(os.fsdecode(passed.getsockname()))
     return wire.system_socket(lane) if os.geteuid() == 0 else wire.user_socket(lane)
 
 

@@ -50,7 +50,7 @@ def main() -> None:
                 (os.POSIX_SPAWN_OPEN, 2, f"{prefix}.stderr", os.O_WRONLY | os.O_APPEND, 0),
             ],
             # What Python or the daemon ignores the command must not.
-            setsigdef=[signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ],
+            setsigdef=[signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ],
         )
     except OSError as error:
         _write(f"{prefix}.status", f"spawn {error.errno}")

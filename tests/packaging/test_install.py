@@ -140,7 +140,6 @@ def test_modes_do_not_depend_on_the_umask_or_on_those_of_the_checkout(checkout: 
         assert path.stat().st_mode & 0o7777 == (0o700 if path.name == "credentials" else expected), path
 
 
-@pytest.mark.xfail(strict=True, reason="brainctl writes no completions: Typer registers them for add_completion only")
 def test_three_shells_complete_brainctl(checkout: Checkout, tmp_path: Path) -> None:
     placed = checkout.install(tmp_path, "/usr")
     for shell in (

@@ -85,7 +85,7 @@ class Lane:
             return None
         seen = Evidence() if verdict.attempt is AttemptStatus.INTERRUPTED else Evidence(armed_at=MARK)
         place = (claim.job_id, claim.attempt, claim.route)
-        self.moved = self.write(lambda tx: record.record(tx, self.gates, *place, seen, verdict))
+        self.moved = self.write(lambda tx: record.record(tx, self.gates, *place, seen, verdict)).moved
         return claim.job_id
 
     def job(self, job_id: int) -> dict[str, Any]:
