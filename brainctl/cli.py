@@ -427,9 +427,9 @@ def application(words: Iterable[str], *, complete: bool) -> Callable[..., Any]:
     """
     wanted = set(words)
     if complete:
-        from typer.completion import completion_init
+        from typer import completion
 
-        completion_init()
+        completion.completion_init()  # type: ignore[attr-defined]
     known = set(COMMANDS) & wanted
     if complete or not known or "--help" in wanted:
         known = set(COMMANDS)
