@@ -116,6 +116,12 @@ class InstalledLane(Lane):
         self.machine.put(f"/etc/systemd/system/{unit}.d/test.conf", "\n".join([*lines, ""]))
         self.machine.systemctl("daemon-reload")
 
+    def shipped_drop_in(self, name: str) -> None:
+        """Install a drop-in that came with the package, as its first lines say."""
+        source = f"/usr/share/doc/brainlane/drop-ins/{name}.conf"
+        self.machine.run("install", "-D", source, f"/etc/systemd/system/{self.unit}.service.d/{name}.conf")
+        self.machine.systemctl("daemon-reload")
+
     def undo_drop_in(self, unit: str | None = None) -> None:
         self.machine.run("rm", f"/etc/systemd/system/{unit or f'{self.unit}.service'}.d/test.conf")
         self.machine.systemctl("daemon-reload")

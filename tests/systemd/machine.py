@@ -239,7 +239,7 @@ class Machine:
 
     @property
     def root(self) -> Path:
-        """Return its files as they are now, seen from outside, and its Unix sockets: whoever connects so is root there."""
+        """Return its files as they are now, seen from outside; whoever connects to a Unix socket by it is root."""
         assert self._leader is not None, "the machine is not running"
         return Path(f"/proc/{self._leader}/root")
 

@@ -489,7 +489,7 @@ def check_whatever_was_left(left: Left) -> None:
             place.database.close()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(LEFT)
 def test_every_combination_of_evidence_gives_a_legal_verdict_once(left: Left) -> None:
     check_whatever_was_left(left)
