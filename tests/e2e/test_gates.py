@@ -370,3 +370,28 @@ def test_a_brain_that_is_silent_for_most_of_its_time_is_not_hung_up_on(make_lane
     job = lane.wait(lane.submit()["id"])
     assert (job["status"], job["attempt_count"]) == ("done", 1)
     assert (server.count(), server.connections, server.requests[0].hung_up_at) == (1, 1, None)
+
+
+def test_a_job_whose_route_has_gone_from_the_configuration_waits_for_it_and_holds_nobody_up(
+    make_lane: Any, server: BrainServer
+) -> None:
+    other = f'[routes.other]\nbase_url = "{server.base_url}"\nmodel = "m"'
+    lane = make_lane(more=other)
+    lane.post("/v1/lane/pause")
+    orphan = lane.submit("orphan", route="other")["id"]
+    lane.stop()
+    with_both = lane.config.read_text()
+    lane.config.write_text(with_both.replace(other, ""))
+    lane.start().post("/v1/lane/resume")
+    assert lane.wait(lane.submit("next")["id"])["status"] == "done"
+    waiting = lane.get(f"/v1/jobs/{orphan}").json
+    assert (waiting["status"], waiting["waiting"]) == ("queued", "route-missing")
+    assert (
+        lane.post("/v1/jobs", {"request": {"messages": [{"role": "user", "content": "x"}]}, "route": "other"}).status
+        == 422
+    )
+    lane.stop()
+    lane.config.write_text(with_both)
+    lane.start()
+    assert lane.wait(orphan)["status"] == "done"
+    assert [record.prompt for record in server.requests] == ["next", "orphan"]
