@@ -4,6 +4,7 @@ Owns no logic of its own. Under systemd everything comes from the unit's environ
 CONFIGURATION_DIRECTORY); without it, root uses the system's places and anybody else those of the XDG directories.
 """
 
+import contextlib
 import faulthandler
 import os
 import re
@@ -54,7 +55,9 @@ def brainlaned(
     events.start()
     try:
         if record_stop:
-            systemd.record_stop(state_dir or _state_dir(lane), os.environ, wire.format_time(datetime.now(UTC)))
+            # Where it cannot be written, the start has said so already.
+            with contextlib.suppress(OSError):
+                systemd.record_stop(state_dir or _state_dir(lane), os.environ, wire.format_time(datetime.now(UTC)))
             status = DaemonExit.OK
         else:
             found = config.load(configuration or _configuration(lane))

@@ -290,16 +290,32 @@ def system_socket(lane: str | None = None) -> Path:
 
 def user_socket(lane: str | None = None) -> Path:
     """Return where a lane that runs without root puts its socket (XDG_RUNTIME_DIR, by platformdirs)."""
+    import warnings
+
     from platformdirs import user_runtime_path
 
-    return user_runtime_path(f"brainlane-{lane}" if lane else "brainlane") / "control.sock"
+    with warnings.catch_warnings():
+        # That there is no such directory is for whoever needs it to say.
+        warnings.simplefilter("ignore")
+        return user_runtime_path(f"brainlane-{lane}" if lane else "brainlane") / "control.sock"
 
 
 def find_socket(lane: str | None = None) -> Path:
     """Return the socket that a client should try: the user's own lane where one is, else the system's."""
     system = system_socket(lane)
     if os.geteuid() != 0:
-        own = user_socket(lane)
-        if os.path.exists(own) or not os.path.exists(system):  # noqa: PTH110 - a directory that may not be searched is no error
+        try:
+            own = user_socket(lane)
+        except OSError:
+            return system  # somebody else has taken the place where ours would be
+        # Where there is no runtime directory it lies below /tmp, where anybody can lie in wait.
+        if _is_mine(own.parent) or not (os.path.exists(system) or os.path.exists(own)):  # noqa: PTH110 - as below
             return own
     return system
+
+
+def _is_mine(directory: Path) -> bool:
+    try:
+        return os.lstat(directory).st_uid == os.geteuid()
+    except OSError:  # a directory that may not be searched is no error
+        return False

@@ -193,12 +193,16 @@ def test_root_asks_the_lane_of_the_system(monkeypatch: pytest.MonkeyPatch) -> No
     assert wire.find_socket(LANE) == wire.system_socket(LANE)
 
 
-def test_a_user_asks_the_own_lane_where_one_is(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_asks_the_own_lane_where_one_is_and_nobody_elses(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     own = runtime / f"brainlane-{LANE}" / "control.sock"
     own.parent.mkdir()
     own.touch()
-    assert wire.find_socket(LANE) == own
+    if os.getuid() == 0:
+        os.chown(own.parent, 1000, -1)
+        assert wire.find_socket(LANE) == own
+        os.chown(own.parent, 1001, -1)
+        assert wire.find_socket(LANE) == wire.system_socket(LANE)  # somebody else's trap
 
 
 def test_a_user_without_any_lane_is_told_of_the_own_place(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
