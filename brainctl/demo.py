@@ -128,7 +128,7 @@ def _child(stack: ExitStack, signals: "_Signals", module: list[str], log: Path, 
         process = subprocess.Popen(
             [sys.executable, "-m", *module],
             # Where we are installed without the interpreter knowing it, the child would not find us.
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([*_python_path(), str(Path(__file__).parents[1])])},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
@@ -136,6 +136,11 @@ def _child(stack: ExitStack, signals: "_Signals", module: list[str], log: Path, 
         )
         stack.callback(_stop, process, signals)
     return process
+
+
+def _python_path() -> list[str]:
+    given = os.environ.get("PYTHONPATH")
+    return [given] if given else []
 
 
 def _stop(process: subprocess.Popen[bytes], signals: "_Signals") -> None:
