@@ -299,7 +299,10 @@ def test_only_the_catalogue_of_events_logs() -> None:
     assert objections(DAEMON, loggings, but=("events.py", "server.py", "wire.py")) == {}
     # Another library's warning is silenced there, and nothing is said.
     source = (DAEMON / "wire.py").read_text(encoding="utf-8")
-    assert re.findall(r"warnings\.\w+\(.*\)", source) == ["warnings.catch_warnings()", 'warnings.simplefilter("ignore")']
+    assert re.findall(r"warnings\.\w+\(.*\)", source) == [
+        "warnings.catch_warnings()",
+        'warnings.simplefilter("ignore")',
+    ]
     assert "logging" not in source
 
 
