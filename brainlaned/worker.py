@@ -337,14 +337,11 @@ class _Marks:
         self._cut("headers")
 
     def body(self, chunk: bytes) -> None:
-        if self._evidence.first_byte_at is None:
-            self._see(first_byte_at=_now())
         if len(self._body_start) < _BODY_START:
             self._body_start = (self._body_start + chunk)[:_BODY_START]
         if self.writer is not None:
             self.writer.body(chunk)
-        self._grew([self._claim.job_id])
-        self._cut("body")
+        self.grew()
 
     def grew(self) -> None:
         if self._evidence.first_byte_at is None:

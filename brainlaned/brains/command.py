@@ -241,7 +241,7 @@ def prompt_of(request: Mapping[str, Any]) -> str:
 def read_end(files: Path, route: config.Route | None) -> CommandEnd:
     """Return what the files say of how a command ended. What no runner of ours wrote counts as not written down."""
     secrets = route.secrets() if route else ()
-    complaint = " ".join(scrub(_tail(files.with_name(f"{files.name}.stderr")), secrets).split())
+    complaint = " ".join(scrub(_tail(files.with_name(f"{files.name}.stderr")), secrets).split())[-COMPLAINT_CHARACTERS:]
     status = re.fullmatch(r"(exit|spawn|blind|alone)(?: (-?[0-9]{1,4}))?", _read(files, "status"))
     word, number = (status[1], status[2]) if status else ("", None)
     if word == "blind":
@@ -254,9 +254,9 @@ def read_end(files: Path, route: config.Route | None) -> CommandEnd:
     if word == "exit" and number is not None:
         meanings = route.exit_statuses if route else config.EXIT_STATUSES
         meaning = meanings.get(int(number), "error")
-        return CommandEnd(exit_status=int(number), meaning=meaning, complaint=complaint[-COMPLAINT_CHARACTERS:])
+        return CommandEnd(exit_status=int(number), meaning=meaning, complaint=complaint)
     was_started = files.with_name(f"{files.name}.identity").exists()
-    return CommandEnd(was_started=was_started, complaint=complaint[-COMPLAINT_CHARACTERS:])
+    return CommandEnd(was_started=was_started, complaint=complaint)
 
 
 def take_over(files: Path, route: config.Route | None) -> CommandEnd:

@@ -8,8 +8,7 @@ import os
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,17 +17,10 @@ from typing import Any
 import pytest
 
 from tests.brainserver import BrainServer, Held
-from tests.lane import Lane, write_lock_held
+from tests.lane import Lane, wait_until, write_lock_held
 
 PATIENCE_S = 60
 """More than anything here takes on a busy machine."""
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # for what nobody announces to this process
 
 
 def call_in_flight(lane: Lane, server: BrainServer) -> tuple[dict[str, Any], Held]:
