@@ -5,7 +5,9 @@ BIN := .venv/bin
 # Most tests wait for processes and clocks, so there are more of them at once than cores.
 JOBS ?= 4
 
-.PHONY: help venv demo test lint format hammer fuzz test-systemd install uninstall deb clean
+PEERS := .venv-bench
+
+.PHONY: help venv demo test lint format hammer fuzz bench bench-check soak test-systemd install uninstall deb clean
 
 help:
 	@echo "make demo [PROMPT=...]  ask the bundled model one question through a throw-away lane"
@@ -13,6 +15,8 @@ help:
 	@echo "make lint               ruff check, ruff format --check, mypy --strict"
 	@echo "make hammer [SECONDS=60] kill a busy lane at random and account for every job"
 	@echo "make fuzz [EXAMPLES=10000] feed arbitrary answers to the lane"
+	@echo "make bench [ROWS=1000000] measure the lane beside its peers, some minutes; make bench-check judges the ratios"
+	@echo "make soak [SECONDS=600] let a lane live under everything at once, and see that it stays as it was"
 	@echo "make test-systemd       run the tests that boot Debian machines; as root"
 	@echo "make install [DESTDIR= PREFIX=/usr/local] put programs, units and pages there; make uninstall takes them away"
 	@echo "make deb                build dist/brainlane_*_all.deb"
@@ -51,6 +55,23 @@ EXAMPLES ?= 10000
 fuzz: venv
 	@$(BIN)/python -m tests.fuzz --examples $(EXAMPLES)
 
+# The peers have an environment of their own: none of them is needed for anything else.
+$(PEERS)/.made: tests/bench/peers.txt | venv
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(PEERS)
+	@$(BIN)/uv pip install --quiet --python $(PEERS)/bin/python -r tests/bench/peers.txt
+	@touch $@
+
+ROWS ?= 1000000
+bench: venv $(PEERS)/.made
+	@$(BIN)/python -m tests.bench --rows $(ROWS) --peers-python $(PEERS)/bin/python
+
+bench-check:
+	@$(BIN)/python -m tests.bench --check dist/bench.json
+
+soak: SECONDS = 600
+soak: venv
+	@$(BIN)/python -m tests.soak --seconds $(SECONDS)
+
 # Part of `make test` too; here alone.
 test-systemd: venv
 	@$(BIN)/pytest -n $(JOBS) --dist worksteal tests/systemd
@@ -66,4 +87,4 @@ deb:
 	@$(PYTHON) packaging/deb
 
 clean:
-	rm -rf .venv dist build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis uv.lock
+	rm -rf .venv .venv-bench dist build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis uv.lock

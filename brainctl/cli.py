@@ -6,7 +6,6 @@ raises becomes one line and an exit status in `__main__`. Rooms that only one co
 a command line that is typed often must start fast.
 """
 
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +20,7 @@ import typer
 from brainlaned.wire import MAX_LIST, VERSION, Decision, ErrorKind, Exit, Priority, Status
 
 from . import out, render, text
+from .arguments import HeldJobId, JobId, JobIds, Raw, Timeout, complete_route, moment, seconds
 from .client import Answer
 from .errors import INTERRUPTED, Interrupted, Problem, say, usage
 from .session import Session
@@ -35,34 +35,6 @@ MAX_SHOWN_HELD = 50
 
 SEVERITY = (Exit.FAILED, Exit.HELD, Exit.CANCELLED, Exit.WAITED_LONG_ENOUGH)
 """Of several jobs the first of these decides the exit status."""
-
-
-# What is accepted on the command line.
-
-
-def job_id(word: str) -> int:
-    """Read the id of a job."""
-    if not re.fullmatch("[1-9][0-9]{0,17}", word):
-        raise typer.BadParameter(f"'{word}' is not the id of a job (1, 2, 3, ...)")
-    return int(word)
-
-
-def seconds(word: str) -> float:
-    """Read a length of time in seconds."""
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", word):
-        raise typer.BadParameter(f"'{word}' is not a number of seconds")
-    return float(word)
-
-
-JobId = Annotated[int, typer.Argument(metavar="ID", parser=job_id, help="The job's id.", show_default=False)]
-JobIds = Annotated[list[int], typer.Argument(metavar="ID...", parser=job_id, help="Ids of jobs.", show_default=False)]
-Timeout = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout", metavar="S", parser=seconds, help="Stop waiting after S seconds (exit 7); the job goes on."
-    ),
-]
-Raw = Annotated[bool, typer.Option("--raw", help="Do not escape control characters on a terminal.")]
 
 
 def main(
@@ -86,11 +58,7 @@ def main(
     session.verb, session.json = ctx.invoked_subcommand, json
     given = ctx.get_parameter_source("socket")
     by_hand = given is not None and given.name == "COMMANDLINE"
-    if by_hand and lane is not None:
-        usage("cannot use --socket together with --lane: they name two lanes")
-    # A lane that is named now outranks a socket that the environment names for every command.
-    session.socket, session.name = (None if lane is not None else socket), lane
-    session.prefix = ["--lane", lane] if lane is not None else ["--socket", socket or ""] if by_hand else []
+    session.choose(socket, lane, by_hand=by_hand)
     if answer_within is not None:
         session.answer_within_s = answer_within
     if version:
@@ -111,7 +79,10 @@ def submit(
         str | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from FILE or -.")
     ] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message before it.")] = None,
-    route: Annotated[str | None, typer.Option("--route", metavar="NAME", help="The way to a brain.")] = None,
+    route: Annotated[
+        str | None,
+        typer.Option("--route", metavar="NAME", help="The way to a brain.", autocompletion=complete_route),
+    ] = None,
     model: Annotated[
         str | None, typer.Option("--model", metavar="NAME", help="Another model than the route's.")
     ] = None,
@@ -182,7 +153,26 @@ def list_jobs(
     ctx: typer.Context,
     status: Annotated[Status | None, typer.Option("--status", help="Only jobs that stand there.")] = None,
     label: Annotated[str | None, typer.Option("--label", metavar="K=V", help="Only jobs with this label.")] = None,
-    route: Annotated[str | None, typer.Option("--route", metavar="NAME", help="Only jobs of this route.")] = None,
+    route: Annotated[
+        str | None,
+        typer.Option("--route", metavar="NAME", help="Only jobs of this route.", autocompletion=complete_route),
+    ] = None,
+    submitter: Annotated[
+        str | None, typer.Option("--submitter", metavar="WHO", help="Only jobs of this user, by name or uid.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            parser=moment,
+            help="Only jobs accepted then or later: 2026-01-31T22:00:00Z, or an age: 30m, 2h, 7d.",
+        ),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option("--until", metavar="TIME", parser=moment, help="Only jobs accepted before then; as --since."),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, max=MAX_LIST, help="How many (the newest first).")
     ] = None,
@@ -193,20 +183,36 @@ def list_jobs(
     """List jobs, the newest first."""
     from .request import check_text
 
-    check_text(**{"--label": label, "--route": route, "--after": after})
+    check_text(**{"--label": label, "--route": route, "--submitter": submitter, "--after": after})
     session: Session = ctx.obj
-    answer = session.lane().list(status=status, label=label, route=route, limit=limit, after=after)
+    wanted = {"status": status, "label": label, "route": route, "submitter": submitter, "since": since, "until": until}
+    answer = session.lane().list(**wanted, limit=limit, after=after)
     _print(session, answer.body, lambda found: render.jobs(found, text.columns(), datetime.now(UTC)))
     if text.is_terminal(sys.stderr) and not session.json:
         more = answer.object()["next"]
         if more is not None:
-            say("there are more; next: " + session.here(f"brainctl list --after {more}"))
+            say("there are more; next: " + session.here(_older(more, {**wanted, "limit": limit})))
     return Exit.OK
 
 
-def show(ctx: typer.Context, job: JobId) -> int:
+def _older(after: int, wanted: dict[str, Any]) -> str:
+    """Return the command that lists what follows, with the same filters."""
+    from shlex import join
+
+    given = [word for name, value in wanted.items() if value is not None for word in (f"--{name}", str(value))]
+    return join(["brainctl", "list", *given, "--after", str(after)])
+
+
+def show(
+    ctx: typer.Context,
+    job: JobId,
+    request: Annotated[bool, typer.Option("--request", help="The prompt alone, as the JSON that was asked.")] = False,
+) -> int:
     """Show one job: the facts, the timeline with its evidence, what to do next."""
     session: Session = ctx.obj
+    if request:
+        out.document(session.lane().request(job).body)
+        return Exit.OK
     answer = session.lane().show(job)
     _print(session, answer.body, lambda found: render.job(found, text.columns(), session.here))
     return Exit.OK
@@ -262,23 +268,24 @@ def wait(ctx: typer.Context, jobs: JobIds, timeout: Timeout = None) -> int:
 def cancel(ctx: typer.Context, jobs: JobIds) -> int:
     """Cancel jobs, and say what that achieved."""
     session: Session = ctx.obj
+    return _each(session, jobs, session.lane().cancel, render.cancelled)
+
+
+def forget(
+    ctx: typer.Context,
+    jobs: JobIds,
+    reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Recorded with who and when.")] = None,
+) -> int:
+    """Erase the prompts and answers of jobs; their records stay.
+
+    Only what is done, failed or cancelled can be forgotten. It cannot be taken back.
+    """
+    from .request import check_text
+
+    check_text(**{"--reason": reason})
+    session: Session = ctx.obj
     lane = session.lane()
-    refused: list[Problem] = []
-    for job in dict.fromkeys(jobs):
-        try:
-            answer = lane.cancel(job)
-        except Problem as problem:
-            if problem.body is None:
-                raise
-            _print(session, problem.body, partial(render.refused, job))
-            refused.append(problem)
-        else:
-            _print(session, answer.body, render.cancelled)
-    if not refused:
-        return Exit.OK
-    more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-    say(refused[0].line + more)
-    return refused[0].exit_status
+    return _each(session, jobs, lambda job: lane.forget(job, reason), render.forgotten)
 
 
 def retry(ctx: typer.Context, job: JobId) -> int:
@@ -295,9 +302,7 @@ def retry(ctx: typer.Context, job: JobId) -> int:
 
 def recover(
     ctx: typer.Context,
-    job: Annotated[
-        int | None, typer.Argument(metavar="[ID]", parser=job_id, help="The held job.", show_default=False)
-    ] = None,
+    job: HeldJobId = None,
     resend: Annotated[bool, typer.Option("--resend", help=render.DECISION_WORDS[Decision.RESEND] + ".")] = False,
     accept: Annotated[bool, typer.Option("--accept", help=render.DECISION_WORDS[Decision.ACCEPT] + ".")] = False,
     complete: Annotated[
@@ -377,7 +382,10 @@ def pause(
 def resume(
     ctx: typer.Context,
     route: Annotated[
-        str | None, typer.Option("--route", metavar="NAME", help="Open the gate of this route only.")
+        str | None,
+        typer.Option(
+            "--route", metavar="NAME", help="Open the gate of this route only.", autocompletion=complete_route
+        ),
     ] = None,
 ) -> int:
     """Let the lane claim again."""
@@ -388,6 +396,26 @@ def resume(
     answer = session.lane().resume(route)
     _print(session, answer.body, partial(render.lane_line, route))
     return Exit.OK
+
+
+def backup(
+    ctx: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Where the copy goes.", show_default=False)],
+) -> int:
+    """Copy the lane's database to FILE while the lane runs.
+
+    The copy is checked, and its size and the number of its jobs are printed.
+    FILE is written beside its place and put there whole; an earlier backup of that name is replaced.
+
+    To restore: stop the lane (systemctl stop brainlaned.socket brainlaned), put the file in place of brainlane.db in
+    its state directory (/var/lib/brainlane), remove brainlane.db-wal and brainlane.db-shm, give it to the lane's user,
+    start the lane again. It comes up paused, for what was queued in the copy may have been asked since: look (brainctl
+    list, brainctl recover), then brainctl resume.
+    """
+    from . import backup
+
+    session: Session = ctx.obj
+    return backup.run(session, file)
 
 
 def demo(
@@ -412,9 +440,11 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "cancel": cancel,
     "retry": retry,
     "recover": recover,
+    "forget": forget,
     "status": status,
     "pause": pause,
     "resume": resume,
+    "backup": backup,
     "demo": demo,
 }
 
@@ -427,11 +457,17 @@ def application(words: Iterable[str], *, complete: bool) -> Callable[..., Any]:
     """
     wanted = set(words)
     if complete:
-        from typer import completion
+        import os
 
-        completion.completion_init()  # type: ignore[attr-defined]
+        from typer import completion as completion_of_typer
+
+        from . import completion
+
+        completion_of_typer.completion_init()  # type: ignore[attr-defined]
+        completion.mend_typer()
+        wanted = {completion.typed_verb(os.environ) or ""}
     known = set(COMMANDS) & wanted
-    if complete or not known or "--help" in wanted:
+    if not known or "--help" in wanted:
         known = set(COMMANDS)
     app = typer.Typer(
         name="brainctl",
@@ -448,6 +484,29 @@ def application(words: Iterable[str], *, complete: bool) -> Callable[..., Any]:
 
 
 # What several commands share.
+
+
+def _each(
+    session: Session, jobs: list[int], ask: Callable[[int], Answer], page: Callable[[Json], Iterable[str]]
+) -> int:
+    """Ask one thing of each job, print what that achieved, and exit as the first that was refused."""
+    refused: list[Problem] = []
+    for job in dict.fromkeys(jobs):
+        try:
+            answer = ask(job)
+        except Problem as problem:
+            if problem.body is None:
+                raise
+            _print(session, problem.body, partial(render.refused, job))
+            refused.append(problem)
+        else:
+            _print(session, answer.body, page)
+    if not refused:
+        return Exit.OK
+    more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+    next_action = refused[0].next_action
+    say(refused[0].message + more + (f"; next: {session.here(next_action)}" if next_action else ""))
+    return refused[0].exit_status
 
 
 def _print(session: Session, body: bytes, page: Callable[[Json], Iterable[str]]) -> None:

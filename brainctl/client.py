@@ -28,6 +28,8 @@ WORTH_REPEATING = (ErrorKind.NO_ANSWER, ErrorKind.BUSY, ErrorKind.OUTCOME_UNKNOW
 STREAM_SILENCE_S = 45.0
 """A stream says something every 15 s; after three times that the line is dead."""
 
+FOREVER = float("inf")
+
 Json = dict[str, Any]
 
 
@@ -93,6 +95,10 @@ class Lane:
         """Return one job as soon as it is final or held, or after `wait_s`."""
         return self._ask("GET", f"/v1/jobs/{job_id}?wait={wait_s:g}", beyond_s=wait_s)
 
+    def request(self, job_id: int) -> Answer:
+        """Return the prompt of a job, as the JSON that was asked."""
+        return self._ask("GET", f"/v1/jobs/{job_id}/request")
+
     def output(self, job_id: int, *, partial: bool = False) -> Answer:
         """Return the text of a job, or what has arrived of it."""
         return self._ask("GET", f"/v1/jobs/{job_id}/output" + ("?partial=1" if partial else ""))
@@ -113,6 +119,10 @@ class Lane:
         """Decide about a held job."""
         return self._ask("POST", f"/v1/jobs/{job_id}/recover", decision)
 
+    def forget(self, job_id: int, reason: str | None) -> Answer:
+        """Erase prompt and answer of a job that is over."""
+        return self._ask("POST", f"/v1/jobs/{job_id}/forget", {} if reason is None else {"reason": reason})
+
     def status(self) -> Answer:
         """Return the lane at a glance."""
         return self._ask("GET", "/v1/status")
@@ -132,6 +142,25 @@ class Lane:
             if head.status != 200:
                 raise _refusal(head, b"".join(exchange.body(head)))
             yield from _events(exchange.body(head))
+
+    @contextmanager
+    def backup(self) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """Lend how long a copy of the database is and its bytes as they come.
+
+        The copy is made before the answer begins, which takes as long as it takes. Raises Problem, and so do the bytes
+        where they end too early.
+        """
+        # Whether anybody answers at all is found out in the usual time.
+        self.status()
+        with self._call(time.monotonic() + self.answer_within_s, FOREVER, head_within_s=FOREVER) as exchange:
+            head = _exchange_heads(exchange, "GET", "/v1/backup", None)
+            if head.status != 200:
+                raise _refusal(head, b"".join(exchange.body(head, silence_s=STREAM_SILENCE_S)))
+            length = head.headers.get("content-length", "")
+            if not (length.isascii() and length.isdecimal()):
+                raise Problem(ErrorKind.INTERNAL, "cannot read the backup: the lane did not say how long it is")
+            size = int(length)
+            yield size, _all_of(exchange.body(head, silence_s=STREAM_SILENCE_S), size)
 
     # How they are asked.
 
@@ -167,12 +196,17 @@ class Lane:
         return Answer(body)
 
     @contextmanager
-    def _call(self, deadline: float, silence_s: float) -> Iterator[Exchange]:
-        """Connect for one request, and turn what goes wrong into what a person can act on."""
+    def _call(self, deadline: float, silence_s: float, *, head_within_s: float | None = None) -> Iterator[Exchange]:
+        """Connect for one request, and turn what goes wrong into what a person can act on.
+
+        `head_within_s`: where the head of the answer may take longer than the connection.
+        """
         try:
             connection = connect(self.path, deadline)
         except OSError as error:
             raise unreachable.not_connected(self.path, error, self.answer_within_s) from error
+        if head_within_s is not None:
+            deadline = time.monotonic() + head_within_s
         exchange = Exchange(connection, deadline, silence_s, self.tick)
         try:
             yield exchange
@@ -221,6 +255,22 @@ def _refusal(head: Head, body: bytes) -> Problem:
         maybe_done=kind == ErrorKind.OUTCOME_UNKNOWN,
         body=body,
     )
+
+
+def _all_of(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """Pass on a body; one that breaks off is an incomplete answer, whatever cut it."""
+    received = 0
+    try:
+        for piece in pieces:
+            received += len(piece)
+            yield piece
+    except (Lost, NotHttp, OSError) as error:
+        raise Problem(
+            ErrorKind.INTERNAL,
+            f"cannot read the whole answer: it broke off after {received} of {size} bytes",
+            "brainctl status",
+            retry_safe=True,
+        ) from error
 
 
 def _events(pieces: Iterator[bytes]) -> Iterator[Event]:

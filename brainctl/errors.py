@@ -75,6 +75,25 @@ def usage(message: str) -> NoReturn:
 
 
 def say(words: str) -> None:
-    """Write one line to standard error, whatever the words contain."""
-    sys.stderr.write(f"brainctl: {text.one_line(words)}\n")
+    """Write one line to standard error, whatever the words contain.
+
+    On a terminal it is broken before the terminal would do so in the middle of a word, and what is to be typed next
+    stands by itself.
+    """
+    lines = [f"brainctl: {text.one_line(words)}"]
+    if text.is_terminal(sys.stderr) and text.width(lines[0]) > text.columns():
+        told, _, command = lines[0].rpartition("; next: ")
+        if not told:
+            lines = text.wrapped(lines[0], text.columns(), "  ", "")
+        elif command.startswith("brainctl ") and ", " not in command:
+            lines = [
+                *text.wrapped(told, text.columns(), "  ", ""),
+                *text.command(command, text.columns(), "  ", "  next: "),
+            ]
+        else:
+            lines = [
+                *text.wrapped(told, text.columns(), "  ", ""),
+                *text.wrapped(command, text.columns(), "  ", "  next: "),
+            ]
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
     sys.stderr.flush()

@@ -11,7 +11,7 @@ from typing import Any
 
 from brainlaned.wire import Decision, Flag, Status, parse_time
 
-from .text import cut, one_line, pad, paint, width
+from .text import command, cut, one_line, pad, paint, width, wrapped
 
 Json = dict[str, Any]
 
@@ -40,6 +40,9 @@ DECISION_WORDS: dict[Decision, str] = {
     Decision.FAIL: "give it up as failed",
     Decision.CANCEL: "give it up as cancelled",
 }
+
+INDENT = " " * 10
+"""Where the words of an entry of the status page begin."""
 
 MARKS = (
     ("started_at", "claimed"),
@@ -97,16 +100,20 @@ def why(job: Json) -> str:
     return " ".join([words, *(f"+{shown(flag)}" for flag in job.get("flags") or ())])
 
 
-def wrapped(words: str, columns: int, indent: str) -> list[str]:
-    """Break words into lines of so many columns, each behind the indent."""
-    lines = [""]
-    for word in shown(words).split(" "):
-        longer = f"{lines[-1]} {word}" if lines[-1] else word
-        if lines[-1] and width(longer) > columns - len(indent):
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return [indent + line for line in lines]
+def about(seconds: float) -> str:
+    """Return a length of time as an estimate is told: rounded, in one unit."""
+    for unit, letter in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= 1.5 * unit:
+            return f"{round(seconds / unit)} {letter}"
+    return f"{max(1, round(seconds))} s"
+
+
+def amount(size: int) -> str:
+    """Return a number of bytes as people read it."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], columns: int, shrink: Sequence[int]) -> list[str]:
@@ -150,19 +157,23 @@ def _colour_word(line: str, status: str) -> str:
 
 def job(found: Json, columns: int, here: Callable[[str], str]) -> list[str]:
     """Set one job: the facts, the timeline of every attempt, the decisions, and what to do next."""
-    lines = [f"job {found['id']}  {painted_status(found['status'])}  {why(found)}"]
+    lines = _headline(found, columns)
     for name, value in _facts(found):
-        first, *more = wrapped(value, columns, " " * 13)
-        lines += [f"  {name:<10} {first.lstrip()}", *more]
+        lines += wrapped(value, columns, " " * 13, f"  {name:<10} ")
     lines += ["", "seconds  since it was accepted"]
     for _, block in sorted(_timeline(found, columns), key=lambda entry: entry[0]):
         lines += block
-    return [*lines, "", next_line(found, here)]
+    return [*lines, "", *next_lines(found, columns, here)]
 
 
-def next_line(found: Json, here: Callable[[str], str]) -> str:
-    """Return the last line of a job's page."""
-    return f"next: {one_line(here(found['next_action']))}"
+def _headline(found: Json, columns: int) -> list[str]:
+    first, *more = wrapped(f"job {found['id']}  {found['status']}  {why(found)}", columns, "  ", "")
+    return [_colour_word(first, shown(found["status"])), *more]
+
+
+def next_lines(found: Json, columns: int, here: Callable[[str], str]) -> list[str]:
+    """Return the end of a job's page."""
+    return command(here(found["next_action"]), columns, "  ", "next: ")
 
 
 def _facts(found: Json) -> Iterable[tuple[str, str]]:
@@ -181,6 +192,8 @@ def _facts(found: Json) -> Iterable[tuple[str, str]]:
         yield "due", moment(found["due_at"])
     if found["cancel_requested_at"]:
         yield "cancel", f"asked for at {moment(found['cancel_requested_at'])}"
+    if found.get("erased_at"):
+        yield "erased", f"at {moment(found['erased_at'])}: the prompt and the answer are gone, the record stays"
     for flag in found["flags"]:
         yield "flag", f"{flag}: {FLAG_WORDS.get(flag, 'a remark that this brainctl does not know')}"
     if found["usage"]:
@@ -206,7 +219,7 @@ def _timeline(found: Json, columns: int) -> Iterable[tuple[str, list[str]]]:
 
     def mark(at: str, name: str, note: str = "") -> tuple[str, list[str]]:
         seconds = (parse_time(at) - parse_time(found["created_at"])).total_seconds()
-        return at, [f"{seconds:>8.3f}  {name:<11}  {note}".rstrip()]
+        return at, [line.rstrip() for line in wrapped(note, columns, " " * 23, f"{seconds:>8.3f}  {name:<11}  ")]
 
     yield mark(found["created_at"], "accepted")
     for attempt in found["attempts"]:
@@ -255,16 +268,16 @@ def risk(found: Json) -> str:
 
 def sheet(found: Json, columns: int, here: Callable[[str], str]) -> list[str]:
     """Set what a person needs to decide about a held job: the evidence, the risk, and a command for each way out."""
-    lines = [f"job {found['id']}  {painted_status(found['status'])}  {why(found)}"]
+    lines = _headline(found, columns)
     lines += wrapped(found["detail"] or found["reason"], columns, "  ")
     decisions = allowed(found)
     if not decisions:
-        return [*lines, "  nothing is to be decided", next_line(found, here)]
+        return [*lines, "  nothing is to be decided", *next_lines(found, columns, here)]
     lines += wrapped(risk(found), columns, "  ")
     for decision in decisions:
         argument = f"{decision} FILE" if decision is Decision.COMPLETE else decision
-        command = here(f"brainctl recover {found['id']} --{argument} --attempt {found['attempt_count']}")
-        lines += [f"    {one_line(command)}", f"        {DECISION_WORDS[decision]}"]
+        words = here(f"brainctl recover {found['id']} --{argument} --attempt {found['attempt_count']}")
+        lines += [*command(words, columns, "    "), *wrapped(DECISION_WORDS[decision], columns, " " * 8)]
     return lines
 
 
@@ -303,6 +316,11 @@ def cancelled(found: Json) -> list[str]:
     return [f"{found['id']} cancelling: its call is being closed"] if closing else moved(found)
 
 
+def forgotten(found: Json) -> list[str]:
+    """Return that a job's prompt and answer are gone."""
+    return [f"{found['id']} forgotten"]
+
+
 def refused(job: int, refusal: Json) -> list[str]:
     """Return why something could not be done to one job of several."""
     return [f"{job} {shown(refusal['error']['kind'])}"]
@@ -315,61 +333,95 @@ def progress(found: Json, elapsed_s: float) -> str:
 
 
 def status(found: Json, path: str, columns: int, here: Callable[[str], str]) -> list[str]:
-    """Set the lane at a glance."""
+    """Set the lane at a glance: what it does, what waits, what is in the way, what needs a person."""
     now = datetime.now(UTC)
-    lane, running, oldest, counts = found["lane"], found["running"], found["oldest_queued"], found["counts"]
-    lines = [f"lane      {_lane(lane)}"]
-    up = f", up {age(found['started_at'], now)}" if found.get("started_at") else ""
-    lines += wrapped(f"{path}, brainlaned {found['version']}{up}", columns, " " * 10)
+    lane = found["lane"]
+    lines = _entry("lane", _lane(lane), columns)
     if lane.get("paused_reason"):
-        lines += wrapped(f"because: {lane['paused_reason']}", columns, " " * 10)
-    if lane.get("answer_waiting"):
-        lines += wrapped("an answer waits to be stored: the database cannot be written", columns, " " * 10)
-    if lane.get("disk_reserve"):
-        lines += wrapped("the disk is nearly full: nothing is claimed or accepted", columns, " " * 10)
-    if running:
-        on = f"on {shown(running['route'])} ({shown(running['model'])})"
-        lines.append(f"running   job {running['id']}, attempt {running['attempt']} {on}, {clock(running['elapsed_s'])}")
-    else:
-        lines.append("running   nothing")
-    waiting = f", the oldest is job {oldest['id']}, accepted {span(oldest['age_s'])} ago" if oldest else ""
-    lines.append(f"queued    {counts['queued']}{waiting}")
+        lines += wrapped(f"because: {lane['paused_reason']}", columns, INDENT)
+    if lane.get("paused_at"):
+        lines += command(here("brainctl resume"), columns, INDENT)
+    up = f", up {age(found['started_at'], now)}" if found.get("started_at") else ""
+    lines += wrapped(f"{path}, brainlaned {found['version']}{up}", columns, INDENT)
+    for warning in _warnings(lane):
+        first, *more = _entry("warning", warning, columns)
+        lines += [first.replace("warning", paint("warning", "yellow"), 1), *more]
+    lines += _entry("running", _running(found["running"]), columns)
+    lines += _entry("queued", _queued(found), columns)
     ended = ("held", "failed", "done", "cancelled")
-    lines.append("others    " + ", ".join(f"{counts[name]} {name}" for name in ended))
+    lines += _entry("others", ", ".join(f"{found['counts'][name]} {name}" for name in ended), columns)
     for route in found["routes"]:
         lines += _route(route, columns, now, here)
     if found.get("last_run"):
         last = found["last_run"]
         when = f"at {moment(last['ended_at'])}: " if last.get("ended_at") else ""
-        first, *more = wrapped(f"{when}{last.get('ending') or 'nobody wrote down how it ended'}", columns, " " * 10)
-        lines += [f"last run  {first.lstrip()}", *more]
+        lines += _entry("last run", f"{when}{last.get('ending') or 'nobody wrote down how it ended'}", columns)
     if found["needs_person"]:
         lines += ["", f"{paint('needs a person', 'yellow')}:"]
         for waiter in found["needs_person"]:
-            lines += wrapped(
-                f"job {waiter['id']} {waiter['status']} ({waiter['reason']}): {waiter['detail']}", columns, "  "
-            )
-            lines.append(f"    {one_line(here(waiter['next_action']))}")
+            told = f"job {waiter['id']} {waiter['status']} ({waiter['reason']}): {waiter['detail']}"
+            lines += [*wrapped(told, columns, "  "), *command(here(waiter["next_action"]), columns, "    ")]
+        more_held = found["counts"][Status.HELD] - len(found["needs_person"])
+        if more_held > 0:
+            lines += [f"  and {more_held} more", *command(here("brainctl recover"), columns, "    ")]
     return lines
 
 
+def _entry(name: str, words: str, columns: int) -> list[str]:
+    return wrapped(words, columns, INDENT, f"{name:<{len(INDENT)}}")
+
+
 def _lane(lane: Json) -> str:
+    state = shown(lane["state"])
+    if not lane.get("paused_at"):
+        return state
     by = f" by {shown(lane['paused_by'])}" if lane.get("paused_by") else ""
-    since = f" since {moment(lane['paused_at'])}" if lane.get("paused_at") else ""
-    return f"{shown(lane['state'])}{since}{by}"
+    paused = f"paused since {moment(lane['paused_at'])}{by}"
+    # One that is about to stop may be paused as well, and will be when it comes back.
+    return paused if state == "paused" else f"{state}, {paused}"
+
+
+def _warnings(lane: Json) -> Iterable[str]:
+    if lane.get("answer_waiting"):
+        yield "an answer waits to be stored: the database cannot be written"
+    if lane.get("disk_reserve"):
+        free = lane.get("disk_free_bytes")
+        left = "" if free is None else f" ({amount(free)} free)"
+        yield f"the disk is nearly full{left}: nothing is claimed or accepted"
+
+
+def _running(running: Json | None) -> str:
+    if not running:
+        return "nothing"
+    on = f"on {running['route']} ({running['model']})"
+    words = [f"job {running['id']}, attempt {running['attempt']} {on}", clock(running["elapsed_s"])]
+    if running.get("tokens") is not None:
+        words.append(f"about {running['tokens']} tokens")
+    if running.get("cancel_requested_at"):
+        words.append("its call is being closed")
+    return ", ".join(words)
+
+
+def _queued(found: Json) -> str:
+    words, oldest = [str(found["counts"][Status.QUEUED])], found["oldest_queued"]
+    if oldest:
+        words.append(f"the oldest is job {oldest['id']}, accepted {span(oldest['age_s'])} ago")
+    if found["counts"][Status.QUEUED] and found.get("estimate_s") is not None:
+        words.append(f"about {about(found['estimate_s'])} for the queue")
+    return ", ".join(words)
 
 
 def _route(route: Json, columns: int, now: datetime, here: Callable[[str], str]) -> Iterable[str]:
-    name, waiting = shown(route["route"]), f"{route['queued']} queued"
+    name, waiting = route["route"], f"{route['queued']} queued"
     if route["open"]:
-        yield from wrapped(f"route     {name} open, {waiting}", columns, "")
+        yield from _entry("route", f"{name} open, {waiting}", columns)
         return
     since = f" for {age(route['since'], now)}" if route.get("since") else ""
     probe = f", asked again at {moment(route['next_probe_at'])}" if route.get("next_probe_at") else ""
-    yield from wrapped(f"route     {name} closed{since}: {route['reason']}{probe}, {waiting}", columns, "")
+    yield from _entry("route", f"{name} closed{since}: {route['reason']}{probe}, {waiting}", columns)
     if route.get("detail"):
-        yield from wrapped(route["detail"], columns, " " * 10)
-    yield f"          {one_line(here(f'brainctl resume --route {name}'))}"
+        yield from wrapped(route["detail"], columns, INDENT)
+    yield from command(here(f"brainctl resume --route {name}"), columns, INDENT)
 
 
 def lane_line(route: str | None, found: Json) -> list[str]:

@@ -3,12 +3,13 @@
 import re
 from dataclasses import dataclass, field
 
-from brainlaned.wire import find_socket
+from brainlaned.wire import LANE_PATTERN, find_socket
 
 from .client import ANSWER_WITHIN_S, Lane
 from .errors import usage
 
-LANE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+BARE_COMMAND = re.compile(r"(?:^|, or |, then )brainctl (?!(?:-\S+ (?:[^-]\S* )?)*?--(?:lane|socket)[ =])")
+"""A command to paste that does not say which lane it is for."""
 
 
 @dataclass(slots=True)
@@ -30,18 +31,26 @@ class Session:
         """Return the command that explains the command line."""
         return f"brainctl {self.verb} --help" if self.verb else "brainctl --help"
 
+    def choose(self, socket: str | None, lane: str | None, *, by_hand: bool) -> None:
+        """Take the options that name the lane; `by_hand`: the socket stands on the command line itself."""
+        if by_hand and lane is not None:
+            usage("cannot use --socket together with --lane: they name two lanes")
+        # A lane that is named now outranks a socket that the environment names for every command.
+        self.socket, self.name = (None if lane is not None else socket), lane
+        self.prefix = ["--lane", lane] if lane is not None else ["--socket", socket or ""] if by_hand else []
+
     def lane(self) -> Lane:
         """Return the lane that is meant."""
-        if self.name is not None and not LANE_NAME.fullmatch(self.name):
+        if self.name is not None and not re.fullmatch(LANE_PATTERN, self.name):
             usage(f"cannot use --lane '{self.name}': a lane's name is letters, digits, _ . and -")
         path = self.socket if self.socket is not None else str(find_socket(self.name))
         return Lane(path, self.answer_within_s)
 
     def here(self, command: str) -> str:
         """Return a command to paste so that it meets the lane that this run met."""
-        program, _, rest = command.partition(" ")
-        if program != "brainctl" or not self.prefix or rest.startswith(("--lane ", "--socket ")):
+        if not self.prefix:
             return command
         from shlex import join
 
-        return f"brainctl {join(self.prefix)} {rest}"
+        # A hint may name a second command; it has to meet the same lane.
+        return re.sub(BARE_COMMAND, lambda found: f"{found[0]}{join(self.prefix)} ", command)

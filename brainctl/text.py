@@ -15,7 +15,8 @@ UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and line feed
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidirectional marks
     "\u200b\u2028\u2029\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff"  # unseen, or another line
-    "\ud800-\udfff\U000e0000-\U000e007f]"  # half characters, tags
+    "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\uffa0\U0001d173-\U0001d17a"  # unseen fillers
+    "\ud800-\udfff\U000e0000-\U000e0fff]"  # half characters, tags and the variation selectors beyond the first 16
 )
 BREAKS = re.compile("[\t\n]")
 
@@ -76,6 +77,61 @@ def cut(words: str, columns: int) -> str:
 def pad(words: str, columns: int) -> str:
     """Return words filled up with spaces to so many columns."""
     return words + " " * (columns - width(words))
+
+
+def wrapped(words: str, columns: int, indent: str = "", first: str | None = None) -> list[str]:
+    """Break words into safe lines of at most so many columns, each behind the indent, the first behind its own.
+
+    A word that is longer than a line is broken where the line ends.
+    """
+    room = max(1, columns - max(width(indent), width(first or "")))
+    lines = [""]
+    for word in one_line(words).split(" "):
+        for piece in _pieces(word, room):
+            longer = f"{lines[-1]} {piece}" if lines[-1] else piece
+            if lines[-1] and width(longer) > room:
+                lines.append(piece)
+            else:
+                lines[-1] = longer
+    return [(indent if first is None or i else first) + line for i, line in enumerate(lines)]
+
+
+def _pieces(word: str, room: int) -> list[str]:
+    if width(word) <= room:
+        return [word]
+    pieces, used = [""], 0
+    for character in word:
+        taken = width(character)
+        if pieces[-1] and used + taken > room:
+            pieces.append("")
+            used = 0
+        pieces[-1] += character
+        used += taken
+    return pieces
+
+
+def command(words: str, columns: int, indent: str, first: str | None = None) -> list[str]:
+    """Set a command to paste: where it is longer than a line it goes on after a backslash, as a shell reads it.
+
+    A word that is longer than a line goes on at the very beginning of the next one. Only a quoted one cannot be broken.
+    """
+    shell_words = re.findall(r"(?:'[^']*'|\"[^\"]*\"|\\.|[^\s'\"\\]|['\"\\])+", one_line(words))
+    lines = [first if first is not None else indent]
+    is_empty = True
+    for i, word in enumerate(shell_words):
+        ends = 0 if i == len(shell_words) - 1 else len(" \\")
+        if is_empty:
+            lines[-1] += word
+        elif width(f"{lines[-1]} {word}") + ends <= columns:
+            lines[-1] += f" {word}"
+        else:
+            lines[-1] += " \\"
+            lines.append(f"{indent}  {word}")
+        is_empty = False
+        while width(lines[-1]) + ends > columns and not set(word) & set("'\"\\"):
+            head = _pieces(lines[-1], columns - 1)[0]
+            lines[-1:] = [f"{head}\\", lines[-1].removeprefix(head)]
+    return lines
 
 
 def is_terminal(stream: TextIO) -> bool:

@@ -18,6 +18,8 @@ MAX_HEAD_BYTES = 64 * 1024
 PIECE_BYTES = 64 * 1024
 TICK_S = 1.0
 FULL_BACKLOG_PAUSE_S = 0.05
+LONGEST_S = 3600.0
+"""What the kernel is asked to wait for at once; who waits without a limit asks again."""
 
 
 class Lost(Exception):
@@ -74,7 +76,7 @@ class Exchange:
     """One request and its answer on one connection.
 
     `deadline` (monotonic) is for everything up to the end of the answer's head; then each read may take `silence_s`.
-    `tick`, where given, is called about once a second while nothing comes.
+    `tick`, where given, is called about once a second while nothing comes. Both may be infinite.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Exchange:
 
     def send(self, data: bytes) -> None:
         """Send a request. A peer that stops reading may have answered already, so its hang-up is no error yet."""
-        self._connection.settimeout(max(0.001, self._deadline - time.monotonic()))
+        self._connection.settimeout(min(max(0.001, self._deadline - time.monotonic()), LONGEST_S))
         try:
             self._connection.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
@@ -111,8 +113,9 @@ class Exchange:
             if int(code) >= 200:
                 return Head(int(code), headers)
 
-    def body(self, head: Head) -> Iterator[bytes]:
-        """Yield the body as it comes; raise Lost where it ends early."""
+    def body(self, head: Head, *, silence_s: float | None = None) -> Iterator[bytes]:
+        """Yield the body as it comes; raise Lost where it ends early. `silence_s`: from here on another one."""
+        self._silence_s = self._silence_s if silence_s is None else silence_s
         # From here on only silence counts: a long answer may take its time, and a stream has no end to wait for.
         self._deadline = float("inf")
         if head.headers.get("transfer-encoding", "").lower() == "chunked":
@@ -159,7 +162,7 @@ class Exchange:
             left = until - time.monotonic()
             if left <= 0:
                 raise TimeoutError
-            self._connection.settimeout(min(left, TICK_S) if self._tick else left)
+            self._connection.settimeout(min(left, TICK_S if self._tick else LONGEST_S))
             try:
                 piece = self._connection.recv(PIECE_BYTES)
             except TimeoutError:

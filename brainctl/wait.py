@@ -54,21 +54,23 @@ class ProgressLine:
 
     def __init__(self) -> None:
         self.visible = text.is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
-        self._dirty = False
+        self._columns = 0
+        """How much of the line is to be wiped: with spaces, as not every terminal wants escape sequences."""
 
     def show(self, words: str) -> None:
         """Replace the line."""
         if self.visible:
-            sys.stderr.write(f"\r{text.cut(words, text.columns() - 1)}\x1b[K")
+            words = text.cut(words, text.columns() - 1)
+            sys.stderr.write(f"\r{text.pad(words, self._columns)}")
             sys.stderr.flush()
-            self._dirty = True
+            self._columns = text.width(words)
 
     def clear(self) -> None:
         """Take the line away."""
-        if self._dirty:
-            sys.stderr.write("\r\x1b[K")
+        if self._columns:
+            sys.stderr.write(f"\r{' ' * self._columns}\r")
             sys.stderr.flush()
-            self._dirty = False
+            self._columns = 0
 
 
 class _Outage:

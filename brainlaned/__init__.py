@@ -7,11 +7,11 @@ Arrows point down only; rooms on one line never import each other:
     __main__  localbrain
     daemon  check
     watchdog
-    api  worker  recovery  server
-    record  decisions  intake  streams
-    acceptor  store  queries  brains  gate  spool  access
+    api  worker  recovery  server  upkeep  verify
+    record  decisions  intake  streams  parameters  backup
+    acceptor  store  queries  retention  brains  gate  spool  access  waiters
     db  events
-    states  config  turnaway  filesystem
+    states  config  turnaway  filesystem  later
     errors
     wire  systemd
 """

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from . import check, config, daemon, errors, events, systemd, wire
+from . import errors, events, systemd, wire
 from .turnaway import turn_away
 from .wire import DaemonExit
 
@@ -42,6 +42,9 @@ def brainlaned(
     record_stop: Annotated[
         bool, typer.Option("--record-stop", help="For ExecStopPost=: write down how the last run ended, and exit.")
     ] = False,
+    verify_state: Annotated[
+        bool, typer.Option("--verify", help="Check the database and the spool of a stopped lane, and exit.")
+    ] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Run a lane in the foreground: accept jobs for a brain, and ask it one call at a time."""
@@ -60,12 +63,16 @@ def brainlaned(
                 systemd.record_stop(state_dir or _state_dir(lane), os.environ, wire.format_time(datetime.now(UTC)))
             status = DaemonExit.OK
         else:
-            found = config.load(configuration or _configuration(lane))
-            if check_config:
-                status = check.run(found)
+            # Here, because whoever only leaves a note of a stop is waited for by the next start.
+            from . import check, config, daemon
+
+            directory = state_dir or _state_dir(lane)
+            if verify_state:
+                status = daemon.verify_stopped(directory)
             else:
-                place = daemon.Place(state_dir or _state_dir(lane), socket or _socket(lane), lane)
-                status = daemon.run(found, place)
+                found = config.load(configuration or _configuration(lane))
+                place = daemon.Place(directory, socket or _socket(lane), lane)
+                status = check.run(found) if check_config else daemon.run(found, place)
     except errors.StartRefused as refusal:
         events.start_refused(str(refusal), refusal.next_action)
         # Whoever waits at a socket that systemd keeps open would only start us again.

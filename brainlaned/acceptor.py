@@ -9,22 +9,35 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from .db import Database, Transaction
 
 BATCH = 256
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
+
+Answer = Callable[[Any, Exception | None], None]
+"""Told what a request returned, or what it or the commit raised."""
+
+_Asked = tuple[Callable[[Transaction], Any], Answer]
 
 
 class Acceptor:
-    """`after_commit` is called when a batch is stored, before its requests are answered."""
+    """`after_commit` is called when a batch is stored, before its requests are answered.
 
-    def __init__(self, database: Database, after_commit: Callable[[], None]) -> None:
+    `deliver` is given what answers a whole batch, to be called where those who asked live; at once where none is given.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        after_commit: Callable[[], None],
+        deliver: Callable[[Callable[[], None]], object] = lambda answer: answer(),
+    ) -> None:
         self._database = database
         self._after_commit = after_commit
-        self._requests: queue.SimpleQueue[tuple[Callable[[Transaction], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._deliver = deliver
+        self._requests: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="brainlane-acceptor")
 
     def start(self) -> None:
@@ -35,11 +48,11 @@ class Acceptor:
         self._requests.put(None)
         self._thread.join()
 
-    def ask(self, request: Callable[[Transaction], Answer]) -> "Future[Answer]":
-        """Queue a request. Its future gets the result after the commit, or what it or the commit raised."""
-        future: Future[Answer] = Future()
-        self._requests.put((request, future))
-        return future
+    def ask(
+        self, request: Callable[[Transaction], Result], answer: Callable[[Result | None, Exception | None], None]
+    ) -> None:
+        """Queue a request. `answer` is called after the commit, and must not raise."""
+        self._requests.put((request, answer))
 
     def _run(self) -> None:
         while (first := self._requests.get()) is not None:
@@ -51,29 +64,29 @@ class Acceptor:
                     last = True
                     break
                 batch.append(item)
-            self._commit([item for item in batch if item[1].set_running_or_notify_cancel()])
+            self._commit(batch)
             if last:
                 return
 
-    def _commit(self, batch: list[tuple[Callable[[Transaction], Any], Future[Any]]]) -> None:
-        results: list[tuple[Future[Any], Any, BaseException | None]] = []
+    def _commit(self, batch: list[_Asked]) -> None:
+        results: list[tuple[Answer, Any, Exception | None]] = []
         try:
             with self._database.write() as tx:
-                for request, future in batch:
+                for request, answer in batch:
                     try:
                         with tx.savepoint():
-                            results.append((future, request(tx), None))
+                            results.append((answer, request(tx), None))
                     except Exception as error:
                         if isinstance(error, sqlite3.Error) and not isinstance(error, sqlite3.IntegrityError):
                             raise  # the disk or the file is at fault, not this request: no part can be trusted
-                        results.append((future, None, error))
+                        results.append((answer, None, error))
         except Exception as error:
-            for _, future in batch:
-                future.set_exception(error)
-            return
-        self._after_commit()
-        for future, result, refusal in results:
-            if refusal is None:
-                future.set_result(result)
-            else:
-                future.set_exception(refusal)
+            results = [(answer, None, error) for _, answer in batch]
+        else:
+            self._after_commit()
+
+        def answer_all() -> None:
+            for answer, result, error in results:
+                answer(result, error)
+
+        self._deliver(answer_all)

@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 import time
+from dataclasses import dataclass
 from enum import IntEnum
 
 from . import config, events
@@ -27,10 +28,32 @@ class Role(IntEnum):
     OPERATE = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Person:
+    """A user, as the configuration and the system's lists of users know him."""
+
+    name: str | None
+    """None: the system does not know him."""
+    role: Role | None
+    """The highest; None: none at all."""
+    reads_others: bool
+    """He may read the prompts and answers of others."""
+
+
 def peer_of(connection: socket.socket) -> tuple[int, int]:
     """Return (uid, pid) of the other side of a connected Unix socket."""
     pid, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return uid, pid
+
+
+def uid_of(text: str) -> int | str:
+    """Return the uid that a user's name or number means; the text itself where the system knows no such user."""
+    if text.isascii() and text.isdecimal() and len(text) <= 10:
+        return int(text)
+    try:
+        return pwd.getpwnam(text).pw_uid
+    except (KeyError, ValueError):
+        return text
 
 
 class AccessList:
@@ -38,42 +61,46 @@ class AccessList:
 
     def __init__(self, access: config.Access) -> None:
         self._named = {Role.OBSERVE: access.observe, Role.SUBMIT: access.submit, Role.OPERATE: access.operate}
-        self._kept: dict[int, tuple[float, Role | None, str | None]] = {}
+        self._readers = access.read
+        self._kept: dict[int, tuple[float, Person]] = {}
         self._lock = threading.Lock()
 
     def warn_of_unknown_groups(self) -> None:
-        for name in sorted({name[1:] for names in self._named.values() for name in names if name.startswith("@")}):
+        every = (*self._named.values(), self._readers)
+        for name in sorted({name[1:] for names in every for name in names if name.startswith("@")}):
             try:
                 grp.getgrnam(name)
             except KeyError:
                 events.unknown_group(name)
 
-    def look_up(self, uid: int) -> tuple[Role | None, str | None]:
-        """Return the highest role of a user (None: none at all) and the user's name where there is one."""
-        role, name = self._decide(uid)
+    def look_up(self, uid: int) -> Person:
+        """Return who a user is and what he may do."""
+        person = self._decide(uid)
         now = time.monotonic()
         with self._lock:
             self._kept = {other: entry for other, entry in self._kept.items() if now - entry[0] < GROUPS_KEPT_S}
-            self._kept[uid] = (now, role, name)
-        return role, name
+            self._kept[uid] = (now, person)
+        return person
 
-    def known(self, uid: int) -> tuple[Role | None, str | None] | None:
+    def known(self, uid: int) -> Person | None:
         """Return what a recent look-up found, at once; None where there was none."""
         with self._lock:
             kept = self._kept.get(uid)
-        return kept[1:] if kept is not None and time.monotonic() - kept[0] < GROUPS_KEPT_S else None
+        return kept[1] if kept is not None and time.monotonic() - kept[0] < GROUPS_KEPT_S else None
 
-    def _decide(self, uid: int) -> tuple[Role | None, str | None]:
+    def _decide(self, uid: int) -> Person:
+        is_ours = uid in {0, os.geteuid()}
         try:
             user = pwd.getpwuid(uid)
         except KeyError:
-            return (Role.OPERATE if uid in {0, os.geteuid()} else None), None
-        if uid in {0, os.geteuid()}:
-            return Role.OPERATE, user.pw_name
+            return Person(None, Role.OPERATE if is_ours else None, reads_others=is_ours)
+        if is_ours:
+            return Person(user.pw_name, Role.OPERATE, reads_others=True)
         mine = {user.pw_name}
         for gid in os.getgrouplist(user.pw_name, user.pw_gid):
             try:
                 mine.add(f"@{grp.getgrgid(gid).gr_name}")
             except KeyError:
                 continue
-        return max((role for role, names in self._named.items() if mine & set(names)), default=None), user.pw_name
+        role = max((role for role, names in self._named.items() if mine & set(names)), default=None)
+        return Person(user.pw_name, role, reads_others=role is Role.OPERATE or bool(mine & set(self._readers)))

@@ -1,106 +1,53 @@
 """The control plane: one table of paths, and thin handlers.
 
 The event loop never touches SQLite: reads run in a thread pool on read connections, writes go to the acceptor. Whoever
-waits is a future on the loop, woken when a job moves; it holds no thread, no connection and no transaction. Streams
-read the spool, so a slow reader blocks nobody.
+waits is a future on the loop, woken when a job moves. Streams read the spool, and what is long is read piece by piece
+as it is taken, so a slow reader blocks nobody and costs no memory.
 """
 
 import asyncio
+import codecs
 import contextlib
 import json
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from . import access, config, decisions, errors, events, intake, queries, store, wire
+from . import access, config, decisions, errors, events, intake, parameters, queries, store, wire
 from .acceptor import Acceptor
 from .access import Role
+from .backup import Backups
 from .db import Database, Transaction
+from .filesystem import Reserve
 from .gate import Gates
 from .streams import Streams
-from .wire import Decision, ErrorKind, Status
+from .waiters import Waiters
+from .wire import Decision, ErrorKind, Status, Waiting
 
-MAX_WAITERS = 2000
 BODY_S = 10.0
 """How long a request's body may take to arrive, in seconds."""
+
+MOST_BODY_BYTES = 128 * 1024 * 1024
+"""So much of all requests may be in memory at a time."""
 
 READERS = 4
 _STREAM_SILENCE_S = 15.0
 _LARGE_BODY = 64 * 1024
+_JOBS = "/v1/jobs/"
+_PIECE_BYTES = 256 * 1024
 
 Answer = TypeVar("Answer")
 Handler = Callable[["Api", Request], Awaitable[Response]]
 
 
-class Waiters:
-    """Futures of those who wait for a job to move. Lives on the event loop; only `moved` is for other threads."""
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: dict[int, set[asyncio.Future[None]]] = {}
-        self.count = 0
-
-    def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-
-    def moved(self, job_ids: list[int]) -> None:
-        """Wake whoever waits for one of these jobs. For any thread."""
-        loop = self._loop
-        if loop is not None and any(job_id in self._waiting for job_id in job_ids):
-            loop.call_soon_threadsafe(self._wake, job_ids)
-
-    def stop(self) -> None:
-        """Wake all, for the end."""
-        self._wake(list(self._waiting))
-        self._loop = None
-
-    def _wake(self, job_ids: list[int]) -> None:
-        for job_id in job_ids:
-            for future in self._waiting.pop(job_id, set()):
-                if not future.done():
-                    future.set_result(None)
-
-    def make_room(self) -> None:
-        """Raise Refused (too-many-waiters) when as many wait as may."""
-        if self.count >= MAX_WAITERS:
-            raise errors.Refused(
-                ErrorKind.TOO_MANY_WAITERS, f"cannot wait: {self.count} clients wait already", retry_safe=True
-            )
-
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count one who waits, or raise Refused (too-many-waiters)."""
-        self.make_room()
-        self.count += 1
-        try:
-            yield
-        finally:
-            self.count -= 1
-
-    @contextlib.contextmanager
-    def watching(self, job_id: int) -> Iterator[asyncio.Future[None]]:
-        """Lend a future that is done at the job's next move. Register first, then look, then wait."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(job_id, set()).add(future)
-        try:
-            yield future
-        finally:
-            others = self._waiting.get(job_id, set())
-            others.discard(future)
-            if not others:
-                self._waiting.pop(job_id, None)
-
-
 class Api:
-    """What the handlers need. Given everything by the daemon; constructs only its own waiters."""
+    """What the handlers need. Given everything by the daemon."""
 
     def __init__(
         self,
@@ -109,41 +56,45 @@ class Api:
         database: Database,
         acceptor: Acceptor,
         cancel_call: Callable[[int], None],
-        is_answer_waiting: Callable[[], bool],
+        stuck: Callable[[], Waiting | None],
+        running_tokens: Callable[[], int | None],
+        erased: Callable[[], None],
+        reserve: Reserve,
+        backups: Backups,
         gates: Gates,
         streams: Streams,
         access_list: access.AccessList,
         waiters: Waiters,
         growth: Waiters,
+        client: str,
         about: dict[str, Any],
     ) -> None:
         self.configuration = configuration
         self.database = database
         self.acceptor = acceptor
         self.cancel_call = cancel_call
-        self.is_answer_waiting = is_answer_waiting
+        self.stuck = stuck
+        self.running_tokens = running_tokens
+        self.erased = erased
+        self.reserve = reserve
+        self.backups = backups
         self.gates = gates
         self.streams = streams
         self.access_list = access_list
         self.waiters = waiters
         self.growth = growth
+        self._client = client
         self.about = about
+        self.body_bytes = 0
+        """How much of requests that are not answered yet is in memory."""
         self.is_stopping = False
         """Nothing new is claimed; submits and lists go on being answered."""
         self.is_over = False
         """Whoever waits is answered with what is, because the daemon ends."""
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="brainlane-reader")
-        self.app = Starlette(
-            routes=[
-                Route(path, self._guarded(role, handler), methods=[method]) for method, path, role, handler in TABLE
-            ],
-            exception_handlers={
-                HTTPException: _http_exception,
-                404: _http_exception,
-                405: _http_exception,
-            },
-        )
-        self.app.router.redirect_slashes = False
+        self._paths: dict[str, dict[str, tuple[Role, Handler]]] = {}
+        for method, path, role, handler in TABLE:
+            self._paths.setdefault(path, {})[method] = (role, handler)
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -151,7 +102,7 @@ class Api:
     async def in_thread(self, function: Callable[[], Answer]) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
-    async def read(self, query: Callable[[queries.Executes], Answer]) -> Answer:
+    async def read(self, query: Callable[[sqlite3.Connection], Answer]) -> Answer:
         """Run a query on a read connection in the thread pool."""
 
         def run() -> Answer:
@@ -162,43 +113,94 @@ class Api:
 
     async def write(self, change: Callable[[Transaction], Answer]) -> Answer:
         """Run a change in the acceptor's next transaction and return after its commit."""
-        # Shielded: whoever hangs up must not take the change of others with him.
-        return await asyncio.shield(asyncio.wrap_future(self.acceptor.ask(change)))
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
-    def _guarded(self, role: Role, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            try:
-                await self._admit(request, role)
-                response = await handler(self, request)
-            except errors.Refused as refusal:
-                response = _refused(refusal)
-            except errors.Superseded as error:
-                response = _refused(errors.Refused(ErrorKind.MOVED_ON, str(error), next_action=_look_again(request)))
-            except errors.Busy as error:
-                response = _refused(errors.Refused(ErrorKind.BUSY, str(error), retry_safe=True))
-            except errors.CommitUnknown as error:
-                has_key = getattr(request.state, "has_key", False)
-                response = _refused(errors.Refused(ErrorKind.OUTCOME_UNKNOWN, str(error), retry_safe=has_key))
-            except sqlite3.OperationalError as error:
-                response = _refused(_of_sqlite(error))
-            except ClientDisconnect:
-                response = Response(status_code=499)
-            except Exception:
-                events.request_failed(request.method, request.url.path)
-                response = _refused(
-                    errors.Refused(ErrorKind.INTERNAL, "cannot answer: an internal error, which the journal tells")
-                )
-            response.headers[wire.PROTOCOL_HEADER] = wire.PROTOCOL
-            return response
+        def answer(result: Answer | None, error: Exception | None) -> None:
+            # On this loop. Whoever has hung up meanwhile is not told, and takes nobody's change with him.
+            if answered.done():
+                return
+            if error is None:
+                answered.set_result(cast("Answer", result))
+            else:
+                answered.set_exception(error)
 
-        return endpoint
+        self.acceptor.ask(change, answer)
+        return await answered
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. The table is looked up here, since a router costs more than the rest of a submit."""
+        request = Request(scope, receive, send)
+        request.state.body_bytes = 0
+        try:
+            response = await self._answer(request)
+        finally:
+            self.body_bytes -= request.state.body_bytes
+        response.headers[wire.PROTOCOL_HEADER] = wire.PROTOCOL
+        try:
+            await response(scope, receive, send)
+        except errors.BrainlaneError:
+            raise  # what was being read is gone; the client sees that its answer has no end
+        except Exception:
+            events.request_failed(request.method, request.url.path)
+            raise
+
+    async def _answer(self, request: Request) -> Response:
+        path = request.scope["path"]
+        if path.startswith(_JOBS) and path != _JOBS:
+            job_id, slash, verb = path.removeprefix(_JOBS).partition("/")
+            request.scope["path_params"] = {"id": job_id}
+            path = f"{_JOBS}{{id}}{slash}{verb}" if job_id else path
+        methods = self._paths.get(path)
+        if methods is None:
+            return self._refused(_no_such(ErrorKind.NO_SUCH_PATH, request))
+        # What may be got may be asked about as well; the server leaves the body out.
+        found = methods.get("GET" if request.method == "HEAD" else request.method)
+        if found is None:
+            answer = self._refused(_no_such(ErrorKind.WRONG_METHOD, request))
+            answer.headers["Allow"] = ", ".join(sorted({*methods, *({"HEAD"} if "GET" in methods else ())}))
+            return answer
+        role, handler = found
+        try:
+            await self._admit(request, role)
+            return await handler(self, request)
+        except errors.Refused as refusal:
+            return self._refused(refusal)
+        except errors.Superseded as error:
+            return self._refused(errors.Refused(ErrorKind.MOVED_ON, str(error), next_action=_look_again(request)))
+        except errors.Busy as error:
+            return self._refused(errors.Refused(ErrorKind.BUSY, str(error), retry_safe=True))
+        except errors.CommitUnknown as error:
+            has_key = getattr(request.state, "has_key", False)
+            return self._refused(errors.Refused(ErrorKind.OUTCOME_UNKNOWN, str(error), retry_safe=has_key))
+        except sqlite3.OperationalError as error:
+            return self._refused(_of_sqlite(error))
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception:
+            events.request_failed(request.method, request.url.path)
+            return self._refused(
+                errors.Refused(ErrorKind.INTERNAL, "cannot answer: an internal error, which the journal tells")
+            )
+
+    def _refused(self, refusal: errors.Refused) -> Response:
+        # A command to paste has to meet this lane.
+        next_action = re.sub("^brainctl(?= )", self._client, refusal.next_action)
+        error = wire.error_object(
+            refusal.kind, str(refusal), next_action, retry_safe=refusal.retry_safe, field=refusal.field
+        )
+        answer = _json(error, wire.HTTP_OF_KIND[refusal.kind])
+        if refusal.kind in {ErrorKind.TOO_LARGE, ErrorKind.TOO_SLOW, ErrorKind.FORBIDDEN, ErrorKind.BUSY}:
+            # What is still on its way of this request is not worth reading.
+            answer.headers["Connection"] = "close"
+        return answer
 
     async def _admit(self, request: Request, role: Role) -> None:
         uid, pid = request.state.uid, request.state.pid
         known = self.access_list.known(uid)
-        has, user = known if known is not None else await self.in_thread(lambda: self.access_list.look_up(uid))
-        request.state.caller = store.Caller(uid, user, pid)
-        request.state.role = has
+        person = known if known is not None else await self.in_thread(lambda: self.access_list.look_up(uid))
+        has = person.role
+        request.state.caller = store.Caller(uid, person.name, pid)
+        request.state.role, request.state.reads_others = has, person.reads_others
         if has is None or has < role:
             events.forbidden(uid, pid, role.name.lower())
             raise errors.Refused(
@@ -215,11 +217,18 @@ def _may_touch(request: Request, submitter_uid: int) -> None:
         raise errors.Refused(ErrorKind.FORBIDDEN, "cannot do this: the job is another user's", next_action="id")
 
 
+def _veil(request: Request, job: dict[str, Any], *attempts: dict[str, Any]) -> None:
+    """Leave out the sentences that may quote what was answered, for whoever may not read it."""
+    if not request.state.reads_others and job["submitter"]["uid"] != request.state.uid:
+        for shown in (job, *attempts):
+            shown["detail"] = ""
+
+
 # The handlers, in the order of the table.
 
 
 async def submit(api: Api, request: Request) -> Response:
-    body = await _body(request)
+    body = await _body(api, request)
     submission = (
         await api.in_thread(lambda: intake.submission(body, api.configuration))
         if len(body) > _LARGE_BODY
@@ -230,7 +239,14 @@ async def submit(api: Api, request: Request) -> Response:
     head_start_s = api.configuration.head_start_s[submission.priority]
 
     def change(tx: Transaction) -> dict[str, Any]:
-        job_id, replayed = store.accept(tx, submission, caller, head_start_s, api.configuration.max_queued)
+        job_id, replayed = store.accept(
+            tx,
+            submission,
+            caller,
+            head_start_s,
+            api.configuration.max_queued,
+            disk_is_low=api.reserve.is_low(),
+        )
         return {**queries.job(tx, job_id), "replayed": replayed}
 
     job = await api.write(change)
@@ -240,18 +256,23 @@ async def submit(api: Api, request: Request) -> Response:
 
 
 async def list_jobs(api: Api, request: Request) -> Response:
-    selection = _selection(request)
-    waiting = api.is_answer_waiting()
-    return _json(await api.read(lambda source: queries.jobs(source, selection, answer_waiting=waiting)))
+    selection = await api.in_thread(lambda: parameters.selection(request.query_params))
+    stuck = api.stuck()
+    found = await api.read(lambda source: queries.jobs(source, selection, stuck=stuck))
+    for job in found["jobs"]:
+        _veil(request, job)
+    return _json(found)
 
 
 async def show(api: Api, request: Request) -> Response:
-    job_id = _job_id(request)
-    wait_s = _wait_s(request)
+    job_id = parameters.job_id(request.path_params["id"])
+    wait_s = parameters.wait_s(request.query_params)
 
     async def look() -> dict[str, Any]:
-        waiting = api.is_answer_waiting()
-        return await api.read(lambda source: queries.job_with_attempts(source, job_id, answer_waiting=waiting))
+        stuck = api.stuck()
+        job = await api.read(lambda source: queries.job_with_attempts(source, job_id, stuck=stuck))
+        _veil(request, job, *job["attempts"])
+        return job
 
     if wait_s == 0:
         return _json(await look())
@@ -268,73 +289,88 @@ async def show(api: Api, request: Request) -> Response:
                     raise ClientDisconnect
 
 
+async def request_of(api: Api, request: Request) -> Response:
+    job_id = await _readable(api, request)
+    parameters.nothing(request.query_params)
+    return await _stored(api, job_id, "request", "application/json")
+
+
 async def output(api: Api, request: Request) -> Response:
-    job_id = _job_id(request)
-    await _check_owner(api, request, job_id)
-    if _flag(request, "partial"):
-        text = await api.in_thread(lambda: api.streams.partial(job_id))
-    else:
-        text = await api.read(lambda source: queries.output(source, job_id))
+    job_id = await _readable(api, request)
+    if not parameters.flag(request.query_params, "partial"):
+        return await _stored(api, job_id, "text", "text/plain; charset=utf-8")
+    text = await api.in_thread(lambda: api.streams.partial(job_id))
     return Response(text.encode(), media_type="text/plain; charset=utf-8")
 
 
 async def response(api: Api, request: Request) -> Response:
-    job_id = _job_id(request)
-    await _check_owner(api, request, job_id)
-    document = await api.read(lambda source: queries.response(source, job_id))
-    return Response(document.encode(), media_type="application/json")
+    job_id = await _readable(api, request)
+    parameters.nothing(request.query_params)
+    before, after = await api.read(lambda source: queries.response_frame(source, job_id))
+    if after is None:
+        return Response(before.encode(), media_type="application/json")
+
+    text, size = await _piece(api, job_id, "text", 0)
+    if len(text) == size:
+        document = before + json.dumps(text.decode(), ensure_ascii=False) + after
+        return Response(document.encode(), media_type="application/json")
+
+    async def pieces() -> AsyncIterator[bytes]:
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        yield before.encode() + b'"'
+        async for piece in _pieces(api, job_id, "text"):
+            yield json.dumps(decoder.decode(piece), ensure_ascii=False)[1:-1].encode()
+        yield b'"' + after.encode()
+
+    return StreamingResponse(pieces(), media_type="application/json")
 
 
 async def stream(api: Api, request: Request) -> Response:
-    job_id = _job_id(request)
-    await _check_owner(api, request, job_id)
-    _only(request, "from")
-    start = _stream_start(request)
+    job_id = await _readable(api, request)
+    start = parameters.stream_start(request.query_params)
     api.waiters.make_room()
     return StreamingResponse(_stream(api, job_id, *start), media_type="text/event-stream")
 
 
 async def cancel(api: Api, request: Request) -> Response:
-    job_id = _job_id(request)
-    attempt, reason = intake.based_on(await _body(request))
-
-    def change(tx: Transaction) -> dict[str, Any]:
-        _may_touch(request, queries.submitter_uid(tx, job_id))
-        decisions.cancel(tx, job_id, attempt, reason, request.state.caller)
-        return queries.job(tx, job_id)
-
-    answer = await _decided(api, request, job_id, Decision.CANCEL, change)
+    attempt, reason = intake.based_on(await _body(api, request))
+    answer = await _decided(
+        api, request, Decision.CANCEL, lambda tx, job_id, who: decisions.cancel(tx, job_id, attempt, reason, who)
+    )
     # The intent is durable; if a call of this job is in flight, closing the line is all that is left.
-    api.cancel_call(job_id)
+    api.cancel_call(parameters.job_id(request.path_params["id"]))
     return answer
 
 
 async def retry(api: Api, request: Request) -> Response:
-    job_id = _job_id(request)
-    attempt, reason = intake.based_on(await _body(request))
+    attempt, reason = intake.based_on(await _body(api, request))
+    return await _decided(
+        api, request, "retry", lambda tx, job_id, who: decisions.retry(tx, job_id, attempt, reason, who)
+    )
 
-    def change(tx: Transaction) -> dict[str, Any]:
-        _may_touch(request, queries.submitter_uid(tx, job_id))
-        decisions.retry(tx, job_id, attempt, reason, request.state.caller)
-        return queries.job(tx, job_id)
 
-    return await _decided(api, request, job_id, "retry", change)
+async def forget(api: Api, request: Request) -> Response:
+    attempt, reason = intake.based_on(await _body(api, request))
+    answer = await _decided(
+        api, request, "forget", lambda tx, job_id, who: decisions.forget(tx, job_id, attempt, reason, who)
+    )
+    # What was erased still stands in the log until that is cut.
+    api.erased()
+    return answer
 
 
 async def recover(api: Api, request: Request) -> Response:
-    job_id = _job_id(request)
-    attempt, reason, decision, text = intake.decision(await _body(request))
-
-    def change(tx: Transaction) -> dict[str, Any]:
-        _may_touch(request, queries.submitter_uid(tx, job_id))
-        decisions.decide(tx, job_id, attempt, decision, text, reason, request.state.caller)
-        return queries.job(tx, job_id)
-
-    return await _decided(api, request, job_id, decision, change)
+    attempt, reason, decision, text = intake.decision(await _body(api, request))
+    return await _decided(
+        api,
+        request,
+        decision,
+        lambda tx, job_id, who: decisions.decide(tx, job_id, attempt, decision, text, reason, who),
+    )
 
 
 async def pause(api: Api, request: Request) -> Response:
-    reason = intake.lane_change(await _body(request), "reason")
+    reason = intake.lane_change(await _body(api, request), "reason")
     caller = request.state.caller
     await api.write(lambda tx: store.pause(tx, reason, caller))
     events.lane_changed("paused", caller.uid, caller.pid, reason)
@@ -342,7 +378,7 @@ async def pause(api: Api, request: Request) -> Response:
 
 
 async def resume(api: Api, request: Request) -> Response:
-    route = intake.lane_change(await _body(request), "route")
+    route = intake.lane_change(await _body(api, request), "route")
     caller = request.state.caller
     if route is not None and route not in api.configuration.routes:
         raise errors.Refused(
@@ -358,14 +394,34 @@ async def resume(api: Api, request: Request) -> Response:
 
 
 async def status(api: Api, request: Request) -> Response:
+    parameters.nothing(request.query_params)
     lane = await api.read(queries.lane)
-    lane["lane"]["answer_waiting"] = api.is_answer_waiting()
+    stuck = api.stuck()
+    lane["lane"]["answer_waiting"] = stuck is Waiting.ANSWER_WAITING
+    lane["lane"]["disk_reserve"] = api.reserve.is_low()
+    lane["lane"]["disk_free_bytes"] = api.reserve.free()
+    if not request.state.reads_others:
+        for job in lane["needs_person"]:
+            job["detail"] = ""
+    if lane["running"] is not None:
+        lane["running"]["tokens"] = api.running_tokens()
     if api.is_stopping:
         lane["lane"]["state"] = "stopping"
     return _json({**api.about, **lane})
 
 
+async def backup(api: Api, request: Request) -> Response:
+    parameters.nothing(request.query_params)
+    copy = await api.in_thread(api.backups.make)
+    size = await api.in_thread(lambda: copy.seek(0, 2))
+    events.backed_up(request.state.uid, request.state.pid, size)
+    return StreamingResponse(
+        _pieces_of(api, copy), media_type="application/vnd.sqlite3", headers={"Content-Length": str(size)}
+    )
+
+
 async def healthz(api: Api, request: Request) -> Response:
+    parameters.nothing(request.query_params)
     return _json({"status": "stopping" if api.is_stopping else "ok"})
 
 
@@ -373,22 +429,33 @@ TABLE: list[tuple[str, str, Role, Handler]] = [
     ("POST", "/v1/jobs", Role.SUBMIT, submit),
     ("GET", "/v1/jobs", Role.OBSERVE, list_jobs),
     ("GET", "/v1/jobs/{id}", Role.OBSERVE, show),
+    ("GET", "/v1/jobs/{id}/request", Role.OBSERVE, request_of),
     ("GET", "/v1/jobs/{id}/output", Role.OBSERVE, output),
     ("GET", "/v1/jobs/{id}/response", Role.OBSERVE, response),
     ("GET", "/v1/jobs/{id}/stream", Role.OBSERVE, stream),
     ("POST", "/v1/jobs/{id}/cancel", Role.SUBMIT, cancel),
     ("POST", "/v1/jobs/{id}/retry", Role.SUBMIT, retry),
     ("POST", "/v1/jobs/{id}/recover", Role.SUBMIT, recover),
+    ("POST", "/v1/jobs/{id}/forget", Role.SUBMIT, forget),
     ("GET", "/v1/status", Role.OBSERVE, status),
     ("POST", "/v1/lane/pause", Role.OPERATE, pause),
     ("POST", "/v1/lane/resume", Role.OPERATE, resume),
+    ("GET", "/v1/backup", Role.OPERATE, backup),
     ("GET", "/v1/healthz", Role.OBSERVE, healthz),
 ]
 
 
 async def _decided(
-    api: Api, request: Request, job_id: int, action: str, change: Callable[[Transaction], dict[str, Any]]
+    api: Api, request: Request, action: str, decide: Callable[[Transaction, int, store.Caller], object]
 ) -> Response:
+    """Let whoever may touch the job decide about it, and answer with the job as it stands then."""
+    job_id = parameters.job_id(request.path_params["id"])
+
+    def change(tx: Transaction) -> dict[str, Any]:
+        _may_touch(request, queries.submitter_uid(tx, job_id))
+        decide(tx, job_id, request.state.caller)
+        return queries.job(tx, job_id)
+
     job = await api.write(change)
     events.decided(job_id, action, request.state.uid, request.state.pid)
     api.waiters.moved([job_id])
@@ -405,6 +472,8 @@ async def _stream(api: Api, job_id: int, attempt: int, start: int) -> AsyncItera
                     yield event
                 if follower.is_over or api.is_over:
                     return
+                if follower.has_more:
+                    continue
                 done, _ = await asyncio.wait(
                     {moved, grew}, timeout=_STREAM_SILENCE_S, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -427,13 +496,49 @@ def _hang_up_of(request: Request) -> Iterator[asyncio.Task[None]]:
         task.cancel()
 
 
-async def _check_owner(api: Api, request: Request, job_id: int) -> None:
+async def _readable(api: Api, request: Request) -> int:
+    """Return the job whose prompt or answer is asked for. Raises Refused (no-such-job, forbidden)."""
+    job_id = parameters.job_id(request.path_params["id"])
     uid = await api.read(lambda source: queries.submitter_uid(source, job_id))
-    _may_touch(request, uid)
+    if not request.state.reads_others:
+        _may_touch(request, uid)
+    return job_id
 
 
-async def _body(request: Request) -> bytes:
-    """Read a body of at most 8 MiB, counted as it arrives, whatever its headers promise."""
+async def _stored(api: Api, job_id: int, what: queries.Stored, media_type: str) -> Response:
+    """Answer with a text of the database. Raises Refused (no-output)."""
+    piece, size = await _piece(api, job_id, what, 0)
+    if len(piece) == size:
+        return Response(piece, media_type=media_type)
+    headers = {"Content-Length": str(size)}
+    return StreamingResponse(_pieces(api, job_id, what), media_type=media_type, headers=headers)
+
+
+async def _pieces(api: Api, job_id: int, what: queries.Stored) -> AsyncIterator[bytes]:
+    """Yield a text of the database, read piece by piece as the client takes it."""
+    offset = 0
+    while piece := (await _piece(api, job_id, what, offset))[0]:
+        yield piece
+        offset += len(piece)
+
+
+async def _piece(api: Api, job_id: int, what: queries.Stored, offset: int) -> tuple[bytes, int]:
+    return await api.read(lambda source: queries.stored_piece(source, job_id, what, offset, _PIECE_BYTES))
+
+
+async def _pieces_of(api: Api, file: BinaryIO) -> AsyncIterator[bytes]:
+    with file:
+        file.seek(0)
+        while piece := await api.in_thread(lambda: file.read(_PIECE_BYTES)):
+            yield piece
+
+
+async def _body(api: Api, request: Request) -> bytes:
+    """Read a body of at most 8 MiB, counted as it arrives, whatever its headers promise.
+
+    All that are in memory at a time have a bound too, which two thousand clients at once would come to.
+    """
+    parameters.nothing(request.query_params)
     chunks: list[bytes] = []
     size = 0
     try:
@@ -446,87 +551,18 @@ async def _body(request: Request) -> bytes:
                         f"cannot accept a body over {wire.MAX_BODY_BYTES} bytes",
                         field="body",
                     )
+                api.body_bytes += len(chunk)
+                request.state.body_bytes = size
+                if api.body_bytes > MOST_BODY_BYTES:
+                    raise errors.Refused(
+                        ErrorKind.BUSY, "cannot accept so many large requests at a time", retry_safe=True
+                    )
                 chunks.append(chunk)
     except TimeoutError as error:
         raise errors.Refused(
             ErrorKind.TOO_SLOW, f"cannot accept a body that takes over {BODY_S:g} s", retry_safe=True
         ) from error
     return b"".join(chunks)
-
-
-def _job_id(request: Request) -> int:
-    text = request.path_params["id"]
-    if not (text.isascii() and text.isdecimal() and len(text) <= 18 and int(text) > 0):
-        raise errors.Refused(ErrorKind.NO_SUCH_JOB, f"cannot find job '{text[:40]}': no such job")
-    return int(text)
-
-
-def _only(request: Request, *names: str) -> None:
-    for name in request.query_params:
-        if name not in names:
-            raise _bad_parameter(name, "there is no such parameter")
-
-
-def _flag(request: Request, name: str) -> bool:
-    _only(request, name)
-    text = request.query_params.get(name, "0")
-    if text not in {"0", "1"}:
-        raise _bad_parameter(name, f"it is '{text[:40]}', and must be 0 or 1")
-    return text == "1"
-
-
-def _wait_s(request: Request) -> float:
-    _only(request, "wait")
-    text = request.query_params.get("wait", "0")
-    try:
-        wait_s = float(text)
-    except ValueError:
-        wait_s = -1.0
-    if not 0 <= wait_s <= wire.MAX_WAIT_S:
-        raise _bad_parameter("wait", f"it is '{text[:40]}', and must be from 0 to {wire.MAX_WAIT_S} seconds")
-    return wait_s
-
-
-def _whole_number(request: Request, name: str, default: int, *, lowest: int, highest: int = 2**53) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) <= 16 and lowest <= int(text) <= highest):
-        raise _bad_parameter(name, f"it is '{text[:40]}', and must be a whole number from {lowest} to {highest}")
-    return int(text)
-
-
-def _stream_start(request: Request) -> tuple[int, int]:
-    """Return (attempt, character) of `from`: the id of a text event, ATTEMPT-CHARACTER, or a character alone."""
-    text = request.query_params.get("from", "0")
-    if not re.fullmatch(r"([0-9]{1,9}-)?[0-9]{1,15}", text):
-        raise _bad_parameter("from", f"it is '{text[:40]}', and must be the id of a text event, or a whole number")
-    attempt, _, character = text.rpartition("-")
-    return int(attempt or 0), int(character)
-
-
-def _selection(request: Request) -> queries.Selection:
-    _only(request, "status", "route", "label", "after", "limit")
-    parameters = request.query_params
-    where = parameters.get("status")
-    if where is not None and where not in set(Status):
-        raise _bad_parameter("status", f"it is '{where[:40]}', and must be one of {', '.join(Status)}")
-    label = parameters.get("label")
-    key, is_pair, value = (label or "").partition("=")
-    if label is not None and not is_pair:
-        raise _bad_parameter("label", f"it is '{label[:40]}', and must be KEY=VALUE")
-    after = _whole_number(request, "after", 0, lowest=1)
-    return queries.Selection(
-        status=Status(where) if where is not None else None,
-        route=parameters.get("route"),
-        label=(key, value) if label is not None else None,
-        after=after or None,
-        limit=_whole_number(request, "limit", 50, lowest=1, highest=wire.MAX_LIST),
-    )
-
-
-def _bad_parameter(name: str, cause: str) -> errors.Refused:
-    return errors.Refused(ErrorKind.INVALID, f"cannot use parameter '{name[:40]}': {cause}", field=name[:40])
 
 
 def _of_sqlite(error: sqlite3.OperationalError) -> errors.Refused:
@@ -544,29 +580,5 @@ def _json(document: Any, status_code: int = 200) -> Response:
     return Response(body, status_code, media_type="application/json")
 
 
-def _refused(refusal: errors.Refused) -> Response:
-    error: dict[str, Any] = {
-        "kind": refusal.kind,
-        "message": str(refusal),
-        "next_action": refusal.next_action,
-        "retry_safe": refusal.retry_safe,
-    }
-    if refusal.field is not None:
-        error["field"] = refusal.field
-    answer = _json({"error": error}, wire.HTTP_OF_KIND[refusal.kind])
-    if refusal.kind in {ErrorKind.TOO_LARGE, ErrorKind.TOO_SLOW, ErrorKind.FORBIDDEN}:
-        # What is still on its way of this request is not worth reading.
-        answer.headers["Connection"] = "close"
-    return answer
-
-
-async def _http_exception(request: Request, error: Exception) -> Response:
-    is_method = isinstance(error, HTTPException) and error.status_code == 405
-    kind = ErrorKind.WRONG_METHOD if is_method else ErrorKind.NO_SUCH_PATH
-    answer = _refused(
-        errors.Refused(kind, f"cannot {request.method} '{request.url.path[:100]}'", next_action="man brainlaned-api")
-    )
-    if isinstance(error, HTTPException):
-        answer.headers.update(error.headers or {})  # Allow: what this path can do
-    answer.headers[wire.PROTOCOL_HEADER] = wire.PROTOCOL
-    return answer
+def _no_such(kind: ErrorKind, request: Request) -> errors.Refused:
+    return errors.Refused(kind, f"cannot {request.method} '{request.url.path[:100]}'", next_action="man brainlaned-api")

@@ -32,6 +32,9 @@ _LONG = 10
 _HIDDEN = re.compile(r"(api_key|proxy|base_url)$|\.(headers|secrets)\.")
 _SHORTEST_SECRET = 4  # removing shorter ones from texts would only garble them
 
+MAX_OUTPUT_MIB = 256
+"""The most that max_output_mib may be: a few times as much is held in memory, and SQLite stores a billion bytes."""
+
 EXIT_STATUSES = {75: "retry", 2: "fail"}
 """What a command means by its exit status where the route does not say: EX_TEMPFAIL of sysexits.h, and a usage error.
 
@@ -134,11 +137,13 @@ class OpenRoute:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Users and @groups by name, for each role."""
+    """Users and @groups by name, for each role, and for what is of others."""
 
     observe: tuple[str, ...] = ("@brainlane",)
     submit: tuple[str, ...] = ("@brainlane",)
     operate: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+    """Who may read the prompts and answers of others; whoever operates may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,7 @@ class Config:
     max_queued: int = 1_000_000
     disk_reserve_mib: int = 64
     keep_days: float = 30
+    keep_payload_days: float = 30
     head_start_s: Mapping[wire.Priority, float] = field(
         default_factory=lambda: {wire.Priority.LOW: -3600, wire.Priority.NORMAL: 0, wire.Priority.HIGH: 3600}
     )
@@ -190,6 +196,10 @@ def parse(document: Mapping[str, Any]) -> Config:
     default_route = lane.text("default_route", next(iter(routes)) if len(routes) == 1 else "local")
     if default_route not in routes:
         raise _Wrong(f"lane.default_route is '{default_route}', and there is no [routes.{default_route}]")
+    keep_days = lane.days("keep_days", 30)
+    keep_payload_days = lane.days("keep_payload_days", keep_days)
+    if keep_payload_days > keep_days:
+        raise _Wrong(f"lane.keep_payload_days is {keep_payload_days:g}, and must not be over keep_days, {keep_days:g}")
     config = Config(
         routes=routes,
         default_route=default_route,
@@ -197,12 +207,14 @@ def parse(document: Mapping[str, Any]) -> Config:
             observe=access.names_list("observe", Access().observe),
             submit=access.names_list("submit", Access().submit),
             operate=access.names_list("operate", Access().operate),
+            read=access.names_list("read", Access().read),
         ),
         stop_grace_s=lane.seconds("stop_grace_s", 90),
         crash_limit=lane.whole("crash_limit", 2),
         max_queued=lane.whole("max_queued", 1_000_000),
         disk_reserve_mib=lane.whole("disk_reserve_mib", 64),
-        keep_days=lane.days("keep_days", 30),
+        keep_days=keep_days,
+        keep_payload_days=keep_payload_days,
         head_start_s={
             priority: head_start.number(priority, default)
             for priority, default in ((wire.Priority.LOW, -3600), (wire.Priority.NORMAL, 0), (wire.Priority.HIGH, 3600))
@@ -223,11 +235,11 @@ def _route(name: str, table: "_Table") -> Route:
     route = dataclasses.replace(
         route,
         may_run_twice=table.boolean("may_run_twice", False),
-        max_attempts=table.whole("max_attempts", 3),
+        max_attempts=table.whole("max_attempts", 3, highest=wire.MAX_ATTEMPTS),
         retry_first_s=table.seconds("retry_first_s", 2),
         retry_cap_s=table.seconds("retry_cap_s", 600),
         total_s=table.seconds("total_s", 1800),
-        max_output_mib=table.whole("max_output_mib", 32),
+        max_output_mib=table.whole("max_output_mib", 32, highest=MAX_OUTPUT_MIB),
     )
     table.end()
     return route
@@ -449,10 +461,10 @@ class _Table:
             raise _Wrong(f"{self._key(name)} is {value!r}, and may be a century at the most")
         return value
 
-    def whole(self, name: str, default: int) -> int:
+    def whole(self, name: str, default: int, highest: int = 2**53) -> int:
         value: int = self._take(name, default, "a whole number", int)
-        if not 0 < value < 2**53:
-            raise _Wrong(f"{self._key(name)} is {value!r}, and must be more than 0")
+        if not 0 < value <= highest:
+            raise _Wrong(f"{self._key(name)} is {value!r}, and must be from 1 to {highest}")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import signal
 import socket
 import sqlite3
@@ -20,9 +21,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from . import access, config, errors, events, filesystem, recovery, store, systemd, wire
+from . import access, config, errors, events, filesystem, recovery, store, systemd, verify, wire
 from .acceptor import Acceptor
-from .api import Api, Waiters
+from .api import Api
+from .backup import Backups
 from .brains import Brain
 from .brains.command import CommandBrain
 from .brains.http import HttpBrain
@@ -31,6 +33,8 @@ from .gate import Gates
 from .server import Server
 from .spool import Spool, sync_directory
 from .streams import Streams
+from .upkeep import Upkeep
+from .waiters import Waiters
 from .watchdog import Watchdog
 from .wire import DaemonExit
 from .worker import Observer, Worker
@@ -45,6 +49,7 @@ ABANDON_S = 4.0
 """How long an abandoned call may take to let go, in seconds."""
 
 BACKLOG = 1024
+DESCRIPTORS = 8192
 _FAILED_WORKER = "a failed worker"
 
 
@@ -61,22 +66,49 @@ class Place:
 def run(configuration: config.Config, place: Place, cut: Observer = lambda name: None) -> DaemonExit:
     """Run a lane until it is told to stop. Raises StartRefused before READY; nothing has been changed then."""
     notifier = systemd.Notifier()
+    _allow_many_descriptors()
     with contextlib.ExitStack() as stack:
         lock_lane(place.state_dir, stack)
         listener = open_listener(place.socket_path, stack)
         database = Database(place.state_dir / "brainlane.db")
         stack.callback(database.close)
+        filesystem.check_not_emptied(place.state_dir, has_database=database.is_there())
         try:
             database.open(step=lambda: notifier.extend(STEP_S))
         except (sqlite3.OperationalError, errors.Busy, errors.CommitUnknown) as error:
-            raise errors.StartRefused(
-                DaemonExit.PERMISSION if _is_permission(error) else DaemonExit.DATABASE,
-                f"cannot open database '{database.path}': {error}",
-                f"ls -l {place.state_dir}",
-            ) from error
+            raise _cannot_use(database, error) from error
         spool = Spool(place.state_dir / "spool")
         spool.open()
         return asyncio.run(_Lane(configuration, place, database, spool, listener, notifier, cut).live())
+
+
+def verify_stopped(state_dir: Path) -> DaemonExit:
+    """Look at what a stopped lane has kept and print a line for each thing. Return OK when all is well, else DATABASE.
+
+    Raises StartRefused: there is no lane, it is running, or its database is newer than the program.
+    """
+    with contextlib.ExitStack() as stack:
+        if not state_dir.is_dir():
+            raise errors.StartRefused(
+                DaemonExit.CONFIGURATION, f"cannot verify '{state_dir}': there is no such directory"
+            )
+        lock_lane(state_dir, stack)
+        database = Database(state_dir / "brainlane.db")
+        stack.callback(database.close)
+        if not database.is_there():
+            raise errors.StartRefused(
+                DaemonExit.DATABASE, f"cannot verify '{database.path}': no lane's database is there"
+            )
+        database.refuse_newer()
+        found = []
+        for is_well, line in verify.look(database, Spool(state_dir / "spool")):
+            print(line, flush=True)
+            found.append(is_well)
+    return DaemonExit.OK if all(found) else DaemonExit.DATABASE
+
+
+class _GivenUp(Exception):
+    """The start was told to stop."""
 
 
 class _Lane:
@@ -98,6 +130,7 @@ class _Lane:
         self._listener = listener
         self._notifier = notifier
         self._run = uuid.uuid4().hex
+        self._client = f"brainctl --lane {place.lane}" if place.lane else "brainctl"
         self._gates = Gates(configuration.routes)
         self._spool = spool
         self._waiters = Waiters()
@@ -106,9 +139,11 @@ class _Lane:
             name: CommandBrain(route) if route.command else HttpBrain(route)
             for name, route in configuration.routes.items()
         }
+        self._reserve = filesystem.Reserve(place.state_dir, configuration.disk_reserve_mib)
         self._worker = Worker(
             database=database,
             spool_directory=spool,
+            reserve=self._reserve,
             gates=self._gates,
             routes=configuration.routes,
             brains=self._brains,
@@ -118,8 +153,11 @@ class _Lane:
             cut=cut,
         )
         self._cut = cut
-        self._acceptor = Acceptor(database, after_commit=self._accepted)
+        self._acceptor = Acceptor(database, after_commit=self._accepted, deliver=self._on_the_loop)
+        self._upkeep = Upkeep(database, configuration)
+        database.log_is_long = self._upkeep.cut_log
         self._watchdog = Watchdog(notifier, self._worker, database)
+        self._is_given_up = False
         self._signals: asyncio.Queue[str] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -130,13 +168,12 @@ class _Lane:
         # Unhandled it would end the process, and look like an orderly stop. There is no reload: restart instead.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
-            await asyncio.to_thread(self._recover)
+            if not await self._recovered():
+                return DaemonExit.OK
         except (sqlite3.Error, errors.Busy, errors.CommitUnknown) as error:
-            raise errors.StartRefused(
-                DaemonExit.DATABASE,
-                f"cannot use database '{self._database.path}': {error}",
-                f"sqlite3 {self._database.path} 'pragma integrity_check'",
-            ) from error
+            raise _cannot_use(self._database, error) from error
+        backups = Backups(self._database, self._reserve)
+        await asyncio.to_thread(backups.clear)
         access_list = access.AccessList(self._configuration.access)
         await asyncio.to_thread(access_list.warn_of_unknown_groups)
         self._waiters.start()
@@ -146,18 +183,24 @@ class _Lane:
             database=self._database,
             acceptor=self._acceptor,
             cancel_call=self._worker.cancel,
-            is_answer_waiting=lambda: self._worker.answer_waiting,
+            stuck=lambda: self._worker.stuck,
+            running_tokens=lambda: self._worker.tokens,
+            erased=self._upkeep.cut_log,
+            reserve=self._reserve,
+            backups=backups,
             gates=self._gates,
             streams=Streams(self._database, self._spool, self._configuration.routes),
             access_list=access_list,
             waiters=self._waiters,
             growth=self._growth,
+            client=self._client,
             about=self._about(),
         )
         server = Server(api.app, self._listener)
         self._acceptor.start()
         await server.begin()
         self._worker.start(failed=self._worker_failed)
+        self._upkeep.start()
         self._notifier.ready("Accepting jobs.")
         self._watchdog.start()
         events.ready(str(self._place.socket_path), str(self._place.state_dir), wire.VERSION)
@@ -174,15 +217,38 @@ class _Lane:
         self._waiters.stop()
         self._growth.stop()
         await server.finish()
+        await asyncio.to_thread(self._upkeep.stop)
         await asyncio.to_thread(self._acceptor.stop)
         api.close()
         for brain in self._brains.values():
             brain.close()
         ending = "failed" if first == _FAILED_WORKER else f"stopped by {first}"
-        with contextlib.suppress(errors.BrainlaneError, sqlite3.Error), self._database.write() as tx:
-            store.end_run(tx, self._run, ending)
+        await asyncio.to_thread(self._end_run, ending)
         events.stopped(ending)
         return DaemonExit.FAILURE if first == _FAILED_WORKER else DaemonExit.OK
+
+    async def _recovered(self) -> bool:
+        """Decide what earlier runs left; False: told to stop meanwhile, and the next start decides the rest."""
+        recovering = asyncio.create_task(asyncio.to_thread(self._recover))
+        signal_came = asyncio.create_task(self._signals.get())
+        await asyncio.wait({recovering, signal_came}, return_when=asyncio.FIRST_COMPLETED)
+        if recovering.done():
+            signal_came.cancel()
+            await recovering
+            return True
+        self._is_given_up = True
+        await asyncio.wait({recovering}, timeout=ABANDON_S)
+        events.stopped(f"stopped by {signal_came.result()} before it was ready")
+        if not recovering.done():
+            events.stop()
+            os._exit(DaemonExit.OK)
+        with contextlib.suppress(_GivenUp):
+            await recovering
+        return False
+
+    def _on_the_loop(self, answer: Callable[[], None]) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(answer)
 
     def _accepted(self) -> None:
         self._cut("accepted")
@@ -202,12 +268,11 @@ class _Lane:
             self._loop.call_soon_threadsafe(self._signals.put_nowait, _FAILED_WORKER)
 
     def _recover(self) -> None:
-        ending, at = systemd.take_last_stop(self._place.state_dir)
-        ending = ending or "it vanished without a word: it was killed, or the power went"
+        stops = systemd.take_stops(self._place.state_dir)
         with self._database.write() as tx:
-            died = store.settle_runs(tx, ending, at)
-        if died is not None:
-            events.last_run_died(died, ending)
+            died = store.settle_runs(tx, stops)
+        for run, ending in died:
+            events.last_run_died(run, ending)
         recovery.recover(
             self._database,
             self._spool,
@@ -215,12 +280,16 @@ class _Lane:
             self._configuration.routes,
             self._configuration.crash_limit,
             self._run,
-            died=ending,
-            step=lambda: self._notifier.extend(STEP_S),
+            step=self._step,
         )
-        client = f"brainctl --lane {self._place.lane}" if self._place.lane else "brainctl"
         with self._database.write() as tx:
-            store.begin_run(tx, self._run, os.getpid(), client, self._configuration.routes)
+            invocation = self._notifier.invocation
+            store.begin_run(tx, self._run, os.getpid(), self._client, self._configuration.routes, invocation)
+
+    def _step(self) -> None:
+        if self._is_given_up:
+            raise _GivenUp
+        self._notifier.extend(STEP_S)
 
     async def _let_worker_end(self) -> None:
         self._worker.stop()
@@ -242,6 +311,10 @@ class _Lane:
             events.stop()
             os._exit(DaemonExit.FAILURE)
 
+    def _end_run(self, ending: str) -> None:
+        with contextlib.suppress(errors.BrainlaneError, sqlite3.Error), self._database.write() as tx:
+            store.end_run(tx, self._run, ending)
+
     def _forgive_death(self) -> None:
         with contextlib.suppress(errors.BrainlaneError, sqlite3.Error), self._database.write(patience_s=0.5) as tx:
             store.forgive_death(tx)
@@ -256,6 +329,14 @@ class _Lane:
             "state_dir": str(self._place.state_dir),
             "default_route": self._configuration.default_route,
         }
+
+
+def _allow_many_descriptors() -> None:
+    # The soft limit is low for the sake of programs that use select(), which we do not.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def lock_lane(state_dir: Path, stack: contextlib.ExitStack) -> None:
@@ -314,6 +395,7 @@ def open_listener(path: Path, stack: contextlib.ExitStack) -> socket.socket:
     listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_strangers_directory(path.parent)
         _clear_dead_socket(path)
         previous = os.umask(0o177)
         try:
@@ -329,6 +411,17 @@ def open_listener(path: Path, stack: contextlib.ExitStack) -> socket.socket:
         ) from error
     stack.callback(_unlink_own(path))
     return listener
+
+
+def _refuse_strangers_directory(directory: Path) -> None:
+    # Whoever owns the directory can put his own socket in the place of ours, and be sent every prompt.
+    owner = directory.stat().st_uid
+    if owner not in {0, os.geteuid()}:
+        raise errors.StartRefused(
+            DaemonExit.PERMISSION,
+            f"cannot bind a socket in '{directory}': it belongs to uid {owner}, who could replace it",
+            "brainlaned --socket PATH, with a directory of your own",
+        )
 
 
 def _clear_dead_socket(path: Path) -> None:
@@ -366,6 +459,13 @@ def _unlink_own(path: Path) -> Callable[[], None]:
     return unlink
 
 
-def _is_permission(error: Exception) -> bool:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}
+def _cannot_use(database: Database, error: Exception) -> errors.StartRefused:
+    cause = error.__cause__ if isinstance(error, errors.BrainlaneError) else error
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+    message, directory = f"cannot use database '{database.path}': {error}", database.path.parent
+    if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}:
+        return errors.StartRefused(DaemonExit.PERMISSION, message, f"ls -l {directory}")
+    if code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY}:
+        # Over as soon as somebody makes room or lets go, so it is worth another start.
+        return errors.StartRefused(DaemonExit.FAILURE, message, f"df {directory}; fuser -v {database.path}")
+    return errors.StartRefused(DaemonExit.DATABASE, message, f"sqlite3 {database.path} 'pragma integrity_check'")

@@ -13,6 +13,7 @@ import contextlib
 import sqlite3
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +26,12 @@ BUSY_S = 5.0
 
 MARK_PATIENCE_S = 0.2
 """The same for a mark that is written again with the result, so that a paid answer is not kept waiting for it."""
+
+LONG_LOG_BYTES = 16 * 1024 * 1024
+"""A write-ahead log over this size is worth cutting."""
+
+_PIN_PATIENCE_MS = 100
+_COPY_PAGES = 256
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _SCHEMA_COOKIE_OFFSET = 40
@@ -73,6 +80,22 @@ class Database:
         self._turn = _Turn()
         self._readers: list[sqlite3.Connection] = []
         self._readers_lock = threading.Lock()
+        self.log_is_long: Callable[[], None] = lambda: None
+        """Told after a commit that left the log longer than it should be."""
+
+    @property
+    def log_path(self) -> Path:
+        return self.path.with_name(f"{self.path.name}-wal")
+
+    def is_there(self) -> bool:
+        """Say whether a lane's database is there, be it only in its log."""
+        return self._version_in_header() > 0 or self._version_in_log() > 0
+
+    def refuse_newer(self) -> None:
+        """Raise StartRefused (65) for a database that is newer than the program, without touching it."""
+        newest = max(_numbered_migrations())
+        self._refuse_newer(self._version_in_header(), newest)
+        self._refuse_newer(self._version_in_log(), newest)
 
     def open(self, step: Callable[[], None] = lambda: None) -> None:
         """Open the database and bring its schema up to date; `step` is told of each statement of that.
@@ -80,9 +103,8 @@ class Database:
         Raises StartRefused (65) for a file that is damaged, newer than the program or another program's; it is left as
         it is.
         """
+        self.refuse_newer()
         newest = max(_numbered_migrations())
-        self._refuse_newer(self._version_in_header(), newest)
-        self._refuse_newer(self._version_in_log(), newest)
         try:
             with self.write() as tx:
                 version = _user_version(tx)
@@ -136,6 +158,47 @@ class Database:
                 # What the failed commit left in this connection's cache is not to be trusted.
                 self._drop_writer()
                 raise errors.CommitUnknown(f"cannot commit to '{self.path}': {error}") from error
+        if self.log_size() > LONG_LOG_BYTES:
+            self.log_is_long()
+
+    def log_size(self) -> int:
+        """Return the size of the write-ahead log, in bytes."""
+        try:
+            return self.log_path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def cut_log(self) -> int:
+        """Copy the log back and cut it to nothing, where no reader needs it. Return how many bytes are left of it."""
+        with self._turn(first=False):
+            connection = self._open_writer()
+            # Writers wait meanwhile, so a reader that does not let go is not waited for.
+            connection.execute(f"pragma busy_timeout = {_PIN_PATIENCE_MS}")
+            connection.execute("pragma wal_checkpoint(truncate)")
+        return self.log_size()
+
+    def copy_to(self, path: Path, mark: Callable[[sqlite3.Connection], None]) -> None:
+        """Copy the database, as it is when this returns, to a new file that `mark` may change. Others write meanwhile.
+
+        SQLite carries what the same connection writes over into a copy that has begun, so no reader has to keep a
+        snapshot for the time that the whole takes (https://www.sqlite.org/backup.html). Raises Busy.
+        """
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as copy, contextlib.ExitStack() as turn:
+
+            def let_others_pass(status: int, remaining: int, total: int) -> None:
+                turn.close()
+                time.sleep(0.001)  # a thread that only lets go and takes again would keep the lock from them
+                turn.enter_context(self._turn(first=False))
+                if self._writer is not connection:
+                    raise errors.Busy("cannot copy the database: its connection broke meanwhile")
+
+            turn.enter_context(self._turn(first=False))
+            connection = self._open_writer()
+            connection.backup(copy, pages=_COPY_PAGES, progress=let_others_pass, sleep=0)
+            turn.close()
+            # One file with nothing beside it.
+            copy.execute("pragma journal_mode = delete")
+            mark(copy)
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -168,6 +231,9 @@ class Database:
                 mode = connection.execute("pragma journal_mode = wal").fetchone()[0]
                 connection.execute("pragma synchronous = full")
                 connection.execute("pragma foreign_keys = on")
+                # What was erased must not stand on in what is free; it may lie there from any change before.
+                connection.execute("pragma secure_delete = on")
+                connection.execute(f"pragma journal_size_limit = {LONG_LOG_BYTES}")
                 synchronous = connection.execute("pragma synchronous").fetchone()[0]
             except sqlite3.Error:
                 connection.close()
@@ -185,6 +251,9 @@ class Database:
 
     def _drop_writer(self) -> None:
         if self._writer is not None:
+            # A copy that is being made keeps a closed connection alive, and with it what it has begun.
+            with contextlib.suppress(sqlite3.Error):
+                self._writer.rollback()
             self._writer.close()
             self._writer = None
 
@@ -213,7 +282,7 @@ class Database:
         # A newer program may have died before its log was copied back. Any connection would leave side files behind or
         # copy the log, so its committed frames are read as they lie (https://www.sqlite.org/fileformat2.html#walformat).
         try:
-            content = self.path.with_name(f"{self.path.name}-wal").read_bytes()
+            content = self.log_path.read_bytes()
         except FileNotFoundError:
             return 0
         version = seen = 0

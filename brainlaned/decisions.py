@@ -8,7 +8,7 @@ import json
 import sqlite3
 from typing import assert_never
 
-from . import errors, states, store, wire
+from . import errors, retention, states, store, wire
 from .db import Transaction
 from .wire import Decision, Flag, Reason, Status
 
@@ -67,8 +67,28 @@ def retry(tx: Transaction, job_id: int, attempt: int | None, reason: str | None,
     _must_be_at(job, attempt)
     if job["status"] != Status.FAILED:
         raise errors.Superseded(f"cannot retry job {job_id}: it is {job['status']}, and only a failed job is retried")
+    if job["erased_at"] is not None:
+        raise errors.Refused(
+            wire.ErrorKind.TOO_LATE,
+            f"cannot retry job {job_id}: its prompt was erased at {job['erased_at']}",
+            next_action=f"brainctl show {job_id}",
+        )
     _record_decision(tx, job, "retry", reason, caller)
     _queue_again(tx, job, Reason.OPERATOR_RETRIED, _decided("retried", reason, caller, tx))
+
+
+def forget(tx: Transaction, job_id: int, attempt: int | None, reason: str | None, caller: store.Caller) -> None:
+    """Erase the prompt and the answer of a job that is over; its record stays. Raises Refused or Superseded."""
+    job = store.job_row(tx, job_id)
+    _must_be_at(job, attempt)
+    if job["status"] not in states.FINAL:
+        raise errors.Superseded(
+            f"cannot forget job {job_id}: it is {job['status']}, and only what is over is forgotten"
+        )
+    if job["erased_at"] is not None:
+        return
+    _record_decision(tx, job, "forget", reason, caller)
+    retention.erase(tx, job_id)
 
 
 def decide(

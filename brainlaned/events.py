@@ -12,7 +12,8 @@ import logging.handlers
 import queue
 import sys
 import threading
-from typing import TextIO
+import time
+from typing import TextIO, cast
 
 from .wire import Reason
 
@@ -45,8 +46,24 @@ IDS = {
     "watchdog_starved": "7ada961e06eb4ffaad9d92e40fe64768",
     "gate_closed": "ea81bafa878c4f0bb2d598ab6a84d92f",
     "gate_opened": "2cbf149d52964aba8922810617071da8",
+    "disk_low": "e716cc4f4e614bdcbe22b4c1d491ee9a",
+    "disk_ok": "07d6e9cd69114fe883629cb4bf6b26d5",
+    "dropped": "a9a7a57348a04edba260cce358431b23",
+    "connections_full": "0ccc8e01f7714164863df42157509fc1",
+    "let_go": "6c51078cd7024784b479d5cb5d70f51a",
+    "upkeep_failed": "3e5d53a9cbfa40bc957c1a6e510667c6",
+    "log_pinned": "f30bbb589d6941be83b1fdb3bbd4eaeb",
+    "log_cut": "76ce7e1122184343a41ed5bbb8bf07d6",
+    "backed_up": "8efa80e8b59a4bb498bd83bab5af6591",
 }
 """The MESSAGE_ID of each event, by the name of its function; never changed once released (sd_journal_print(3))."""
+
+GATHER_S = 0.002
+MOST_LINES = 10_000
+"""So many lines may wait for a journal that takes none."""
+
+SELDOM_S = 60.0
+"""How far apart the lines are of what may go on happening, in seconds."""
 
 _logger = logging.getLogger("brainlaned")
 _listeners: list[logging.handlers.QueueListener] = []
@@ -84,6 +101,30 @@ class _JournalHandler(logging.Handler):
             self._otherwise.emit(record)
 
 
+class _Queue(logging.handlers.QueueHandler):
+    """Hands records on as they are: what is formatted is nobody's but the listener's time.
+
+    A journal that takes nothing must not fill the memory either, so what comes then is lost.
+    """
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        if cast("queue.SimpleQueue[logging.LogRecord]", self.queue).qsize() < MOST_LINES:
+            super().enqueue(record)
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return record
+
+
+class _Listener(logging.handlers.QueueListener):
+    """Writes what has queued up; it gathers for a moment, so that it is not woken for every line of many."""
+
+    def dequeue(self, block: bool) -> logging.LogRecord:
+        record: logging.LogRecord = super().dequeue(block)
+        if cast("queue.SimpleQueue[logging.LogRecord]", self.queue).empty():
+            time.sleep(GATHER_S)
+        return record
+
+
 def start(stream: TextIO | None = None) -> None:
     """Begin to write events, to the journal where stderr is connected to it, else to a stream (stderr)."""
     from logging_journald import check_journal_stream
@@ -93,10 +134,10 @@ def start(stream: TextIO | None = None) -> None:
     if stream is None and check_journal_stream():
         handler = _JournalHandler(otherwise=handler)
     lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-    _logger.handlers = [logging.handlers.QueueHandler(lines)]
+    _logger.handlers = [_Queue(lines)]
     _logger.setLevel(logging.INFO)
     _logger.propagate = False
-    listener = logging.handlers.QueueListener(lines, handler)
+    listener = _Listener(lines, handler)
     listener.start()
     _listeners.append(listener)
 
@@ -109,6 +150,27 @@ def stop(limit_s: float = 2.0) -> None:
         writing.join(limit_s)
 
 
+class _Seldom:
+    """Lets through one event a minute of each kind; the journal drops lines of a service that floods it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[str, tuple[float, int]] = {}
+
+    def due(self, kind: str) -> int | None:
+        """Return how many were left out since the last one; None: this one is to be left out."""
+        now = time.monotonic()
+        with self._lock:
+            last, left_out = self._kept.get(kind, (-SELDOM_S, 0))
+            is_due = now - last >= SELDOM_S
+            self._kept = {other: entry for other, entry in self._kept.items() if now - entry[0] < 10 * SELDOM_S}
+            self._kept[kind] = (now, 0) if is_due else (last, left_out + 1)
+            return left_out if is_due else None
+
+
+_seldom = _Seldom()
+
+
 def _event(
     name: str,
     level: int,
@@ -119,11 +181,22 @@ def _event(
     route: str | None = None,
     reason: str | None = None,
     with_traceback: bool = False,
+    seldom: str | None = None,
 ) -> None:
+    if seldom is not None:
+        left_out = _seldom.due(f"{name} {seldom}")
+        if left_out is None:
+            return
+        text += f" ({left_out} more like it since the last such line)" if left_out else ""
     given = {"JOB": job, "ATTEMPT": attempt, "ROUTE": route, "REASON": reason}
     fields = {f"BRAINLANE_{field}": value for field, value in given.items() if value is not None}
     fields |= {"MESSAGE_ID": IDS[name], "BRAINLANE_EVENT": name.replace("_", "-")}
-    _logger.log(level, text, *values, exc_info=with_traceback, extra={"fields": fields})
+    # Made here and now: the logger would look for who calls it, which is always us.
+    record = logging.LogRecord(
+        _logger.name, level, __file__, 0, text, values, sys.exc_info() if with_traceback else None
+    )
+    record.fields = fields
+    _logger.handle(record)
 
 
 def ready(socket_path: str, state_dir: str, version: str) -> None:
@@ -218,7 +291,7 @@ def answer_stored(job_id: int, attempt: int, waited_s: float) -> None:
 
 
 def claim_failed(error: str) -> None:
-    _event("claim_failed", logging.ERROR, "nothing can be claimed for now: %s", error)
+    _event("claim_failed", logging.ERROR, "nothing can be claimed for now: %s", error, seldom="")
 
 
 def spool_failed(job_id: int, attempt: int, error: str) -> None:
@@ -256,7 +329,8 @@ def lane_stopped_by_contradiction(job_id: int, detail: str) -> None:
 
 
 def forbidden(uid: int, pid: int, role: str) -> None:
-    _event("forbidden", logging.WARNING, "refused uid %d pid %d, who may not %s", uid, pid, role)
+    text = "refused uid %d pid %d, who may not %s"
+    _event("forbidden", logging.WARNING, text, uid, pid, role, seldom=f"{uid} {role}")
 
 
 def unknown_group(name: str) -> None:
@@ -269,3 +343,44 @@ def request_failed(method: str, path: str) -> None:
 
 def worker_failed() -> None:
     _event("worker_failed", logging.CRITICAL, "the worker failed", with_traceback=True)
+
+
+def disk_low(directory: str, free: int, reserve: int) -> None:
+    text = "nothing is claimed or accepted: %d MiB are free in %s, and disk_reserve_mib is %d"
+    _event("disk_low", logging.ERROR, text, free // 2**20, directory, reserve // 2**20, seldom="")
+
+
+def disk_ok(directory: str, free: int) -> None:
+    text = "%d MiB are free in %s: jobs are claimed and accepted again"
+    _event("disk_ok", logging.INFO, text, free // 2**20, directory, seldom="")
+
+
+def dropped(uid: int, pid: int, why: str) -> None:
+    _event("dropped", logging.WARNING, "closed the connection of uid %d pid %d: %s", uid, pid, why, seldom=str(uid))
+
+
+def connections_full(uid: int, pid: int, most: int) -> None:
+    text = "refused a connection of uid %d pid %d: there are %d already"
+    _event("connections_full", logging.WARNING, text, uid, pid, most, seldom="")
+
+
+def let_go(erased: int, deleted: int) -> None:
+    text = "let go with age: prompt and answer of %d jobs, the record of %d"
+    _event("let_go", logging.INFO, text, erased, deleted)
+
+
+def upkeep_failed(error: str) -> None:
+    _event("upkeep_failed", logging.ERROR, "cannot let go of what is old: %s", error, seldom="")
+
+
+def log_pinned(path: str, size: int) -> None:
+    text = "%s has %d MiB and cannot be cut: a reader of the database holds it; next: fuser -v %s"
+    _event("log_pinned", logging.WARNING, text, path, size // 2**20, path.removesuffix("wal") + "shm")
+
+
+def log_cut(path: str) -> None:
+    _event("log_cut", logging.INFO, "%s is cut: its reader has let go", path)
+
+
+def backed_up(uid: int, pid: int, size: int) -> None:
+    _event("backed_up", logging.INFO, "a backup of %d bytes was made for uid %d pid %d", size, uid, pid)

@@ -1,4 +1,4 @@
-"""Whether a lane can live in a directory: is it on this machine, and may we write what is there?
+"""Whether a lane can live in a directory: is it on this machine, may we write what is there, is there room left?
 
 A write-ahead log needs shared memory that no network file system keeps coherent, and a file that somebody else left
 behind unwritable would make every later write fail. Both are found out before anything is created.
@@ -46,6 +46,8 @@ NETWORK_TYPES = frozenset(
     }
 )
 """File systems that other machines write too, as /proc/self/mountinfo calls them."""
+
+MIB = 1024 * 1024
 
 FILES = ("brainlane.db", "brainlane.db-wal", "brainlane.db-shm", "spool")
 
@@ -99,6 +101,40 @@ def check_writable(directory: Path) -> None:
             f"cannot write '{path}': it belongs to {_name(status.st_uid)} with mode "
             f"{stat.S_IMODE(status.st_mode):04o}, and must belong to {_name(os.geteuid())}",
             f"chown {_name(os.geteuid())} {path}",
+        )
+
+
+class Reserve:
+    """The space that must stay free beside the state, so that what is paid for can always be stored."""
+
+    def __init__(self, directory: Path, reserve_mib: int) -> None:
+        self.directory = str(directory)
+        self.size = reserve_mib * MIB
+
+    def free(self) -> int:
+        """Return how many bytes we may still write there (statvfs(3)); 0: it cannot be asked, so none."""
+        try:
+            found = os.statvfs(self.directory)
+        except OSError:
+            return 0
+        return found.f_bavail * found.f_frsize
+
+    def is_low(self) -> bool:
+        """Say whether less is free than the reserve."""
+        return self.free() < self.size
+
+
+def check_not_emptied(directory: Path, *, has_database: bool) -> None:
+    """Refuse a place in which a lane has lived and whose database is gone or empty. Raises StartRefused (65).
+
+    The spool is made after the database, so it proves that there was one; a new one in its place would forget every
+    job without a word.
+    """
+    if (directory / "spool").exists() and not has_database:
+        raise errors.StartRefused(
+            DaemonExit.DATABASE,
+            f"cannot open database '{directory / 'brainlane.db'}': it is missing or empty, and a lane has lived here",
+            f"put a backup there, or rmdir {directory / 'spool'} to begin anew",
         )
 
 

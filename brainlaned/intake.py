@@ -42,8 +42,8 @@ def submission(body: bytes, configuration: config.Config) -> store.Submission:
     if key is not None and not 0 < len(key.encode()) <= wire.MAX_KEY_BYTES:
         raise _invalid("key", f"it must have 1 to {wire.MAX_KEY_BYTES} bytes")
     max_attempts = fields.take("max_attempts", int, "a whole number")
-    if max_attempts is not None and not 0 < max_attempts <= 1_000_000:
-        raise _invalid("max_attempts", f"it is {max_attempts}, and must be from 1 to 1000000")
+    if max_attempts is not None and not 0 < max_attempts <= wire.MAX_ATTEMPTS:
+        raise _invalid("max_attempts", f"it is {max_attempts}, and must be from 1 to {wire.MAX_ATTEMPTS}")
     not_before = fields.take("not_before", str, "an RFC 3339 time")
     checked = store.Submission(
         request="",
@@ -74,7 +74,7 @@ def based_on(body: bytes, *, more: Callable[["_Fields"], None] | None = None) ->
     """Read the body of a change to a job: the attempt that it is based on, and the reason given."""
     fields = _Fields("", document(body) if body else {})
     attempt = fields.take("attempt", int, "the number of an attempt")
-    reason = fields.take("reason", str, "a text")
+    reason = _short(fields, "reason")
     if more is not None:
         more(fields)
     fields.end()
@@ -101,9 +101,16 @@ def decision(body: bytes) -> tuple[int | None, str | None, Decision, str | None]
 def lane_change(body: bytes, field: str) -> str | None:
     """Read the body of `/v1/lane/pause` (reason) or `/v1/lane/resume` (route)."""
     fields = _Fields("", document(body) if body else {})
-    value: str | None = fields.take(field, str, "a text")
+    value = _short(fields, field)
     fields.end()
     return value
+
+
+def _short(fields: "_Fields", name: str) -> str | None:
+    text: str | None = fields.take(name, str, "a text")
+    if text is not None and len(text.encode()) > wire.MAX_REASON_BYTES:
+        raise _invalid(name, f"it is longer than {wire.MAX_REASON_BYTES} bytes")
+    return text
 
 
 def document(body: bytes) -> dict[str, Any]:
@@ -187,6 +194,8 @@ def _check_request(request: dict[str, Any]) -> str | None:
     model = request.pop("model", None)
     if model is not None and (not isinstance(model, str) or not model):
         raise _invalid("request.model", f"it is {_show(model)}, and must be a name")
+    if model is not None and len(model.encode()) > wire.MAX_MODEL_BYTES:
+        raise _invalid("request.model", f"it is longer than {wire.MAX_MODEL_BYTES} bytes")
     messages = request.get("messages")
     if not isinstance(messages, list):
         raise _invalid("request.messages", "it must be a list of messages")

@@ -4,17 +4,46 @@ A function takes a read connection of `db.read()`, or the transaction in which t
 the tables of prompts and answers. Why a job waits and what may be done next comes from operator_view, nowhere else.
 """
 
+import heapq
 import json
 import sqlite3
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any, Literal, Protocol
 
 from . import errors, states, wire
 from .wire import AttemptStatus, Status, Waiting
 
 POSITION_BOUND = 1000
-"""A place further back than this in the line of one route is not counted out."""
+"""A place further back than this in line is not told."""
+
+
+TYPICAL_OF = 20
+"""So many answers of a route say how long the next one may take."""
+
+_LOOKED_AT = 1000
+"""Among so many of the last finished jobs they are looked for."""
+
+_MOST_PIECES = 64
+
+Stored = Literal["request", "text", "part"]
+"""The prompt; what the submitter gets; that, else what the latest attempt brought."""
+
+_PLACES: dict[Stored, str] = {
+    "request": "select 'job_requests', job_id from job_requests where job_id = :id",
+    "text": "select 'job_outputs', job_id from job_outputs where job_id = :id",
+    "part": """
+        select 'job_outputs', job_id from job_outputs where job_id = :id
+        union all
+        select 'attempt_parts', attempt_parts.rowid from attempt_parts
+        join jobs on jobs.id = job_id and attempt = attempt_count
+        where job_id = :id
+        limit 1
+    """,
+}
+"""Where each of them stands: the table and the rowid."""
 
 
 class Executes(Protocol):
@@ -71,6 +100,12 @@ def attempt_states(
     return known
 
 
+def ending_of(source: Executes, run: str) -> str | None:
+    """Return how a run of the daemon ended, in words; None where nobody knows."""
+    row = source.execute("select ending from runs where run = :run", {"run": run}).fetchone()
+    return row["ending"] if row is not None else None
+
+
 def next_wake(source: Executes, now: str) -> str | None:
     """Return the next time after `now` at which something may become due, or None."""
     row = source.execute(
@@ -85,6 +120,18 @@ def next_wake(source: Executes, now: str) -> str | None:
     ).fetchone()
     next_time: str | None = row[0]
     return next_time
+
+
+def oldest_finished(source: Executes) -> tuple[str | None, str | None]:
+    """Return when the oldest finished job ended that still has prompt and answer, and the oldest of all."""
+    with_payload = source.execute(
+        "select min(finished_at) from jobs indexed by with_payload where finished_at is not null and erased_at is null",
+        {},
+    ).fetchone()[0]
+    oldest = source.execute(
+        "select min(finished_at) from jobs indexed by finished where finished_at is not null", {}
+    ).fetchone()[0]
+    return with_payload, oldest
 
 
 def job_status(source: Executes, job_id: int) -> Status:
@@ -104,17 +151,20 @@ def submitter_uid(source: Executes, job_id: int) -> int:
     return uid
 
 
-def job(source: Executes, job_id: int, *, answer_waiting: bool = False) -> dict[str, Any]:
-    """Return one job as the wire shows it. Raises Refused (no-such-job)."""
+def job(source: Executes, job_id: int, *, stuck: Waiting | None = None, with_place: bool = False) -> dict[str, Any]:
+    """Return one job as the wire shows it. Raises Refused (no-such-job).
+
+    Its place in line has to be counted, so it is left out unless somebody looks.
+    """
     row = source.execute(_JOBS + " where jobs.id = :id", {"id": job_id}).fetchone()
     if row is None:
         raise _no_such_job(job_id)
-    return _job_object(source, row, answer_waiting)
+    return _job_object(row, stuck, _line(source) if with_place and row["status"] == Status.QUEUED else {})
 
 
-def job_with_attempts(source: Executes, job_id: int, *, answer_waiting: bool = False) -> dict[str, Any]:
+def job_with_attempts(source: Executes, job_id: int, *, stuck: Waiting | None = None) -> dict[str, Any]:
     """Return one job with every attempt's evidence and every decision about it. Raises Refused (no-such-job)."""
-    shown = job(source, job_id, answer_waiting=answer_waiting)
+    shown = job(source, job_id, stuck=stuck, with_place=True)
     attempts = source.execute(
         """
         select job_attempts.*,
@@ -145,79 +195,126 @@ class Selection:
     status: Status | None = None
     route: str | None = None
     label: tuple[str, str] | None = None
+    submitter_uid: int | None = None
+    submitter_name: str | None = None
+    """For a name that the system does not know any more."""
+    since: str | None = None
+    until: str | None = None
+    """Accepted at or after, and before, these times."""
     after: int | None = None
     limit: int = 50
-    submitter_uid: int | None = None
 
 
-def jobs(source: Executes, selection: Selection, *, answer_waiting: bool = False) -> dict[str, Any]:
+def jobs(source: Executes, selection: Selection, *, stuck: Waiting | None = None) -> dict[str, Any]:
     """Return jobs, newest first, and the cursor of those that follow (None: no more)."""
-    conditions = ["jobs.id < :after"]
-    if selection.status is not None:
-        conditions.append("jobs.status = :status")
-    if selection.route is not None:
-        conditions.append("jobs.route = :route")
-    if selection.submitter_uid is not None:
-        conditions.append("jobs.submitter_uid = :uid")
+    label_key, label_value = selection.label or (None, None)
+    wanted = {
+        "status": selection.status,
+        "submitter_uid": selection.submitter_uid,
+        "route": selection.route,
+        "submitter_name": selection.submitter_name,
+    }
+    given = [name for name, value in wanted.items() if value is not None]
+    # One index leads, in the order of ids, and the others only look (a plus keeps SQLite from an index of theirs): of
+    # what is not over there is little, of what is over the most.
+    if selection.status in states.FINAL and len(given) > 1:
+        given = [*given[1:], "status"]
+    conditions = [f"{'+' if number else ''}jobs.{name} = :{name}" for number, name in enumerate(given)]
+    conditions += ["jobs.id >= :first", "jobs.id < :after"]
+    if selection.since is not None:
+        conditions.append("+jobs.created_at >= :since")
+    if selection.until is not None:
+        conditions.append("+jobs.created_at < :until")
     if selection.label is not None:
         conditions.append("jobs.id in (select job_id from job_labels where key = :label_key and value = :label_value)")
-    label_key, label_value = selection.label or (None, None)
+    first, end = _ids_between(source, selection.since, selection.until)
     rows = source.execute(
         f"{_JOBS} where {' and '.join(conditions)} order by jobs.id desc limit :limit",
         {
-            "after": selection.after if selection.after is not None else 2**63 - 1,
-            "status": selection.status,
-            "route": selection.route,
-            "uid": selection.submitter_uid,
+            **wanted,
+            "first": first,
+            "after": end if selection.after is None else min(selection.after, end),
+            "since": selection.since,
+            "until": selection.until,
             "label_key": label_key,
             "label_value": label_value,
             "limit": selection.limit + 1,
         },
     ).fetchall()
     shown = rows[: selection.limit]
+    line = _line(source) if any(row["status"] == Status.QUEUED for row in shown) else {}
     return {
-        "jobs": [_job_object(source, row, answer_waiting) for row in shown],
+        "jobs": [_job_object(row, stuck, line) for row in shown],
         "next": shown[-1]["id"] if len(rows) > len(shown) else None,
     }
 
 
-def output(source: Executes, job_id: int) -> str:
-    """Return the text that the submitter gets. Raises Refused (no-such-job, no-output)."""
-    status = job_status(source, job_id)
-    row = source.execute("select text from job_outputs where job_id = :id", {"id": job_id}).fetchone()
+def _ids_between(source: Executes, since: str | None, until: str | None) -> tuple[int, int]:
+    """Return the lowest id that can have been accepted then, and the one after the highest.
+
+    Ids grow with time but for a clock that was set back, so some neighbours are looked at too.
+    """
+    first, end = 0, 2**63 - 1
+    if since is not None:
+        row = source.execute(
+            "select min(id) from (select id from jobs where created_at >= :since order by created_at limit :some)",
+            {"since": since, "some": _LOOKED_AT},
+        ).fetchone()
+        first = end if row[0] is None else row[0]
+    if until is not None:
+        row = source.execute(
+            "select max(id) from (select id from jobs where created_at < :until order by created_at desc limit :some)",
+            {"until": until, "some": _LOOKED_AT},
+        ).fetchone()
+        end = 0 if row[0] is None else row[0] + 1
+    return first, end
+
+
+def stored_piece(source: sqlite3.Connection, job_id: int, what: Stored, offset: int, size: int) -> tuple[bytes, int]:
+    """Return about so many bytes, from an offset on, of what was asked or answered, and how many there are in all.
+
+    They are read where they stand, so that a long text is nowhere as a whole. Raises Refused (no-such-job, no-output).
+    """
+    row = source.execute(_PLACES[what], {"id": job_id}).fetchone()
     if row is None:
-        raise _no_output(job_id, status)
-    text: str = row[0]
-    return text
+        raise _no_output(source, job_id, what)
+    table, rowid = row
+    with source.blobopen(table, "request" if what == "request" else "text", rowid, readonly=True) as blob:
+        blob.seek(min(offset, len(blob)))
+        # To come to a place SQLite walks all pages before it, so a long text is read in larger pieces, not in more.
+        return blob.read(max(size, len(blob) // _MOST_PIECES)), len(blob)
 
 
-def response(source: Executes, job_id: int) -> str:
-    """Return the assembled completion object as JSON. Raises Refused (no-such-job, no-output)."""
-    status = job_status(source, job_id)
+def response_frame(source: Executes, job_id: int) -> tuple[str, str | None]:
+    """Return the completion object as JSON in two pieces, between which the text belongs; None: it has none.
+
+    Raises Refused (no-such-job, no-output).
+    """
     row = source.execute("select response from job_outputs where job_id = :id", {"id": job_id}).fetchone()
     if row is None or row[0] is None:
-        raise _no_output(job_id, status)
-    document: str = row[0]
-    return document
+        raise _no_output(source, job_id, "response")
+    # No string before it can hold this, since a quote in one is escaped.
+    before, text, after = row[0].partition('"content": ""')
+    return (before + '"content": ', after) if text else (before, None)
 
 
-def part(source: Executes, job_id: int) -> tuple[str | None, int, Status]:
-    """Return the text that the latest attempt brought, its number, and where the job stands. None: not in the database.
+def latest(source: Executes, job_id: int) -> tuple[int, Status, bool]:
+    """Return a job's latest attempt, where the job stands, and whether a text of that attempt is in the database.
 
     Raises Refused (no-such-job).
     """
-    status = job_status(source, job_id)
     row = source.execute(
         """
-        select jobs.attempt_count as attempt, coalesce(job_outputs.text, attempt_parts.text) as text
-        from jobs
-        left join job_outputs on job_outputs.job_id = jobs.id
-        left join attempt_parts on attempt_parts.job_id = jobs.id and attempt_parts.attempt = jobs.attempt_count
-        where jobs.id = :id
+        select jobs.attempt_count, jobs.status, exists (select 1 from job_outputs where job_id = jobs.id) or exists (
+            select 1 from attempt_parts where job_id = jobs.id and attempt = jobs.attempt_count
+        )
+        from jobs where jobs.id = :id
         """,
         {"id": job_id},
     ).fetchone()
-    return row["text"], row["attempt"], status
+    if row is None:
+        raise _no_such_job(job_id)
+    return row[0], Status(row[1]), bool(row[2])
 
 
 def is_work_waiting(source: Executes) -> bool:
@@ -257,9 +354,11 @@ def lane(source: Executes) -> dict[str, Any]:
     queued: dict[str, int] = {}
     for row in source.execute("select route, status, jobs from job_counts", {}):
         counts[row["status"]] += row["jobs"]
-        if row["status"] == Status.QUEUED:
+        if row["status"] == Status.QUEUED and row["jobs"]:
             queued[row["route"]] = row["jobs"]
     gates = source.execute("select * from gates where configured = 1 order by route", {})
+    typical = {route: _typical_s(source, route) for route in queued}
+    known = [(jobs, typical_s) for route, jobs in queued.items() if (typical_s := typical[route]) is not None]
     routes = [
         {
             "route": row["route"],
@@ -269,6 +368,7 @@ def lane(source: Executes) -> dict[str, Any]:
             "since": row["closed_at"],
             "next_probe_at": row["next_probe_at"],
             "queued": queued.get(row["route"], 0),
+            "typical_s": typical.get(row["route"]),
         }
         for row in gates
     ]
@@ -307,11 +407,32 @@ def lane(source: Executes) -> dict[str, Any]:
         },
         "routes": routes,
         "counts": counts,
+        "estimate_s": round(sum(jobs * typical_s for jobs, typical_s in known), 3)
+        if len(known) == len(queued)
+        else None,
         "running": dict(running) if running else None,
         "oldest_queued": dict(oldest) if oldest else None,
         "needs_person": [dict(row) for row in held],
         "last_run": dict(last_run) if last_run else None,
     }
+
+
+def _typical_s(source: Executes, route: str) -> float | None:
+    """Return the median time that the last answers of a route took, in seconds; None: there are none to go by."""
+    rows = source.execute(
+        """
+        select (julianday(job_attempts.ended_at) - julianday(job_attempts.started_at)) * 86400 as took_s
+        from (
+            select id, route, status, attempt_count from jobs indexed by finished
+            where finished_at is not null order by finished_at desc limit :looked_at
+        ) as ended
+        join job_attempts on job_attempts.job_id = ended.id and job_attempts.attempt = ended.attempt_count
+        where ended.route = :route and ended.status = 'done' and job_attempts.status = 'succeeded'
+        limit :typical_of
+        """,
+        {"route": route, "looked_at": _LOOKED_AT, "typical_of": TYPICAL_OF},
+    ).fetchall()
+    return round(statistics.median(row["took_s"] for row in rows), 3) if rows else None
 
 
 _JOBS = """
@@ -321,12 +442,12 @@ from jobs join operator_view using (id)
 """
 
 
-def _job_object(source: Executes, row: sqlite3.Row, answer_waiting: bool) -> dict[str, Any]:
+def _job_object(row: sqlite3.Row, stuck: Waiting | None, line: Mapping[int, int]) -> dict[str, Any]:
     status = Status(row["status"])
     waiting = row["waiting"]
-    if waiting is not None and answer_waiting:
-        # The one cause that cannot stand in the database: it is that the database cannot be written.
-        waiting = Waiting.ANSWER_WAITING
+    if waiting is not None and stuck is not None:
+        # A cause that may not stand in the database, since it is that the database cannot be written.
+        waiting = stuck
     return {
         "id": row["id"],
         "key": row["key"],
@@ -348,7 +469,7 @@ def _job_object(source: Executes, row: sqlite3.Row, answer_waiting: bool) -> dic
         "require_complete": bool(row["require_complete"]),
         "attempt_count": row["attempt_count"],
         "attempts_used": row["attempts_used"],
-        "position": _position(source, row) if status is Status.QUEUED and row["due_at"] is None else None,
+        "position": line.get(row["id"]),
         "request_bytes": row["request_bytes"],
         "created_at": row["created_at"],
         "not_before": row["not_before"],
@@ -356,27 +477,29 @@ def _job_object(source: Executes, row: sqlite3.Row, answer_waiting: bool) -> dic
         "moved_at": row["moved_at"],
         "started_at": row["started_at"],
         "finished_at": row["finished_at"],
+        "erased_at": row["erased_at"],
         "cancel_requested_at": row["cancel_requested_at"],
         "submitter": {"uid": row["submitter_uid"], "user": row["submitter_name"], "pid": row["submitter_pid"]},
     }
 
 
-def _position(source: Executes, row: sqlite3.Row) -> int:
-    ahead = source.execute(
-        """
-        select sum((
-            select count(*) from (
-                select 1 from jobs
-                where status = 'queued' and due_at is null and route = gates.route
-                    and (place_at, id) < (:place_at, :id)
-                limit :bound
-            )
-        ))
-        from gates
-        """,
-        {"place_at": row["place_at"], "id": row["id"], "bound": POSITION_BOUND},
-    ).fetchone()[0]
-    return 1 + int(ahead or 0)
+def _line(source: Executes) -> dict[int, int]:
+    """Return the places of those who are first in line, by their ids."""
+    routes = source.execute("select route from gates", {}).fetchall()
+    # Route by route the index alone has it all, in order.
+    lines = [
+        source.execute(
+            """
+            select place_at, id from jobs indexed by line
+            where status = 'queued' and due_at is null and route = :route
+            order by place_at, id limit :bound
+            """,
+            {"route": row["route"], "bound": POSITION_BOUND},
+        ).fetchall()
+        for row in routes
+    ]
+    first = islice(heapq.merge(*lines, key=tuple), POSITION_BOUND)
+    return {row["id"]: place for place, row in enumerate(first, 1)}
 
 
 def _attempt_object(row: sqlite3.Row) -> dict[str, Any]:
@@ -428,10 +551,15 @@ def _no_such_job(job_id: int) -> errors.Refused:
     )
 
 
-def _no_output(job_id: int, status: Status) -> errors.Refused:
+def _no_output(source: Executes, job_id: int, what: Stored | Literal["response"]) -> errors.Refused:
+    row = source.execute("select status, erased_at from jobs where id = :id", {"id": job_id}).fetchone()
+    if row is None:
+        return _no_such_job(job_id)
+    called = {"request": "prompt", "response": "completion object"}.get(what, "output")
+    why = f"was erased at {row['erased_at']}" if row["erased_at"] else f"is not there: the job is {row['status']}"
     return errors.Refused(
         wire.ErrorKind.NO_OUTPUT,
-        f"cannot read the output of job {job_id}: it is {status} and has none",
+        f"cannot read the {called} of job {job_id}: it {why}",
         next_action=f"brainctl show {job_id}",
         retry_safe=True,
     )

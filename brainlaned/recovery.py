@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 from . import config, errors, events, queries, record, states, store, wire
 from .brains import command, reply, verdicts
+from .brains.http import upstream_id_of
 from .db import Database, Transaction
 from .gate import Gates
 from .spool import Part, Spool
@@ -82,10 +83,9 @@ def recover(
     routes: Mapping[str, config.Route],
     crash_limit: int,
     run: str,
-    died: str | None = None,
     step: Callable[[], None] = lambda: None,
 ) -> None:
-    """Decide every running attempt, then tidy the spool. `died`: how the last run ended; `step`: told of each step.
+    """Decide every running attempt, then tidy the spool. `step` is told of each step, and may raise to give it up.
 
     A passing database error is tried again; raises StartRefused naming the row when it lasts.
     """
@@ -95,7 +95,7 @@ def recover(
         step()
         for pause_s in (*_PAUSES_S, None):
             try:
-                _settle(database, spool, gates, routes, crash_limit, row, died)
+                _settle(database, spool, gates, routes, crash_limit, row)
                 break
             except (errors.Busy, errors.CommitUnknown, sqlite3.Error, OSError) as error:
                 if pause_s is None:
@@ -106,7 +106,7 @@ def recover(
                     ) from error
                 events.recovery_delayed(row["job_id"], row["attempt"], str(error))
                 time.sleep(pause_s)  # for the foreign process that holds the database, or the disk, to let go
-    _tidy(database, spool, run)
+    _tidy(database, spool, run, step)
 
 
 def _settle(
@@ -116,7 +116,6 @@ def _settle(
     routes: Mapping[str, config.Route],
     crash_limit: int,
     row: sqlite3.Row,
-    died: str | None,
 ) -> None:
     job_id, attempt = row["job_id"], row["attempt"]
     part = spool.find(job_id, attempt)
@@ -129,7 +128,7 @@ def _settle(
             if found.job is None or found.attempt is None:
                 reason, detail = Reason.EVIDENCE_CONTRADICTS, store.settle_contradiction(tx, job_id, attempt)
             else:
-                case = _case(tx, found.job, found.attempt, part, end, route, crash_limit, died)
+                case = _case(tx, found.job, found.attempt, part, end, route, crash_limit)
                 verdict = decide(case)
                 record.record(
                     tx,
@@ -142,7 +141,7 @@ def _settle(
                     raw=functools.partial(record.raw_of, spool, job_id, attempt, case.terms.secrets),
                     unclean=True,
                 )
-                reason, detail = verdict.reason, verdict.detail
+                reason, detail = verdict.reason, verdict.said
     except errors.Superseded:
         return  # settled already
     events.recovered(job_id, attempt, row["route"], reason, detail)
@@ -156,7 +155,6 @@ def _case(
     end: states.CommandEnd | None,
     route: config.Route | None,
     crash_limit: int,
-    died: str | None,
 ) -> Case:
     evidence = states.Evidence(
         armed_at=attempt["armed_at"],
@@ -182,6 +180,7 @@ def _case(
             evidence,
             headers_at=part.headers_at,
             http_status=part.status,
+            upstream_id=evidence.upstream_id or upstream_id_of(part.headers),
             headers=part.headers,
             whole=part.whole,
             spooled=True,
@@ -203,14 +202,15 @@ def _case(
         ),
         unclean_deaths=job["unclean_deaths"],
         crash_limit=crash_limit,
-        run=attempt["run"] + (f" ({died})" if died else ""),
+        run=attempt["run"] + (f" ({ending})" if (ending := queries.ending_of(tx, attempt["run"])) else ""),
     )
 
 
-def _tidy(database: Database, spool: Spool, run: str) -> None:
+def _tidy(database: Database, spool: Spool, run: str, step: Callable[[], None]) -> None:
     with database.read() as connection:
         known = queries.attempt_states(connection, spool.attempts())
     for (job_id, attempt), status in known.items():
+        step()
         if status is None:
             for path in spool.set_aside(job_id, attempt, run):
                 events.spool_set_aside(job_id, attempt, path.name)

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from . import wire
+from .later import Later
 
 SYNC_S = 1.0
 """No byte of an answer stays unsynced for longer, in seconds."""
@@ -71,6 +72,7 @@ class Spool:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._later = Later("brainlane-spool")
 
     def open(self) -> None:
         """Make the directory, durably, where it is not there yet. Raises OSError."""
@@ -86,7 +88,7 @@ class Spool:
         except OSError:
             os.close(descriptor)
             raise
-        return Writer(path, descriptor)
+        return Writer(path, descriptor, self._later)
 
     def find(self, job_id: int, attempt: int) -> Part | None:
         """Return what is on the disk of an attempt, or None when there is no file. Raises OSError."""
@@ -106,7 +108,7 @@ class Spool:
     def attempts(self) -> set[tuple[int, int]]:
         """Return the (job id, attempt) of every file in the spool."""
         found = set()
-        for path in self._directory.iterdir():
+        for path in self._directory.iterdir() if self._directory.exists() else ():
             name, _, suffix = path.name.partition(".")
             job_id, _, attempt = name.partition("-")
             if suffix in _SUFFIXES and job_id.isdecimal() and attempt.isdecimal():
@@ -115,8 +117,10 @@ class Spool:
 
     def remove(self, job_id: int, attempt: int) -> None:
         """Delete the files of an attempt whose answer is stored. Raises OSError."""
-        for suffix in _SUFFIXES:
-            (self._directory / f"{job_id}-{attempt}.{suffix}").unlink(missing_ok=True)
+        for path in self._directory.iterdir():
+            stem, _, suffix = path.name.partition(".")
+            if stem == f"{job_id}-{attempt}" and suffix in _SUFFIXES:
+                path.unlink(missing_ok=True)
 
     def set_aside(self, job_id: int, attempt: int, run: str) -> list[Path]:
         """Rename a file that belongs to no attempt we know, so that it is kept and can meet no later one."""
@@ -129,17 +133,18 @@ class Spool:
 
 
 class Writer:
-    """The open file of the attempt in flight. Used by one thread; a timer of its own syncs behind it.
+    """The open file of the attempt in flight. Used by one thread; another one syncs behind it.
 
     No method raises: an answer that cannot be spooled is still in memory and will be stored from there. What went wrong
     first is in `failure`.
     """
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int, later: Later) -> None:
         self._path = path
         self._descriptor = descriptor
         self._lock = threading.Lock()
-        self._timer: threading.Timer | None = None
+        self._later = later
+        self._sync_is_due = False
         self._closed = False
         self.failure: OSError | None = None
 
@@ -162,10 +167,9 @@ class Writer:
         """Append bytes of the answer; they are synced within a second."""
         with self._lock:
             self._write(chunk)
-            if self._timer is None and not self._closed:
-                self._timer = threading.Timer(SYNC_S, self._sync_by_timer)
-                self._timer.daemon = True
-                self._timer.start()
+            if not self._sync_is_due and not self._closed:
+                self._sync_is_due = True
+                self._later.call(SYNC_S, self._sync_in_time)
 
     def close(self, *, whole: bool) -> None:
         """Sync and close; `whole` says that the body ended as its own framing said. Closing twice is harmless."""
@@ -173,8 +177,6 @@ class Writer:
             if self._closed:
                 return
             self._closed = True
-            if self._timer is not None:
-                self._timer.cancel()
             self._sync()
             try:
                 os.close(self._descriptor)
@@ -203,9 +205,9 @@ class Writer:
         except OSError as error:
             self.failure = self.failure or error
 
-    def _sync_by_timer(self) -> None:
+    def _sync_in_time(self) -> None:
         with self._lock:
-            self._timer = None
+            self._sync_is_due = False
             if not self._closed:
                 self._sync()
 

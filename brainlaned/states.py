@@ -104,8 +104,11 @@ class Verdict:
     uses_attempt: bool = True
     wait_s: float | None = None
     """Seconds until a job that is queued again may run; None: at once."""
+    quote: str = field(default="", repr=False)
+    """What of `detail` are the brain's own words."""
     text: str = field(default="", repr=False)
     response: str | None = field(default=None, repr=False)
+    """The completion object as JSON, an empty text standing where `text` belongs."""
     raw: bytes | None = field(default=None, repr=False)
     """The answer's own bytes, where its text could not hold them."""
     finish_reason: str | None = None
@@ -117,3 +120,8 @@ class Verdict:
     """The route's gate closes for this."""
     opens: bool = False
     """The brain gave a real answer, so the route's gate opens."""
+
+    @property
+    def said(self) -> str:
+        """The sentence as a log may have it: without the brain's own words, unless they are why a gate closes."""
+        return self.detail.replace(self.quote, "") if self.quote and self.closes is None else self.detail

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from . import config, errors, states, wire
+from . import config, errors, states, systemd, wire
 from .db import Transaction
 from .wire import Priority, Reason, Status
 
@@ -66,11 +66,17 @@ class Claim:
 
 
 def accept(
-    tx: Transaction, submission: Submission, caller: Caller, head_start_s: float, max_queued: int
+    tx: Transaction,
+    submission: Submission,
+    caller: Caller,
+    head_start_s: float,
+    max_queued: int,
+    *,
+    disk_is_low: bool = False,
 ) -> tuple[int, bool]:
     """Store a job and return its id, and whether it was there already under the same key.
 
-    Raises Refused (key-conflict, queue-full), having stored nothing.
+    Raises Refused (key-conflict, disk-reserve, queue-full), having stored nothing.
     """
     if submission.key is not None:
         known = tx.execute(
@@ -86,6 +92,13 @@ def accept(
             )
         if known is not None:
             return known["id"], True
+    if disk_is_low:
+        raise errors.Refused(
+            wire.ErrorKind.DISK_RESERVE,
+            "cannot submit: less disk space is free than disk_reserve_mib",
+            next_action="df",
+            retry_safe=True,
+        )
     queued = tx.execute("select coalesce(sum(jobs), 0) from job_counts where status = 'queued'").fetchone()[0]
     if queued >= max_queued:
         raise errors.Refused(
@@ -446,11 +459,26 @@ def resume(tx: Transaction) -> None:
     tx.execute("update lane set paused_at = null, paused_by = null, paused_reason = null")
 
 
-def begin_run(tx: Transaction, run: str, pid: int, client: str, routes: Iterable[str]) -> None:
-    """Record a start of the daemon and the routes that its configuration names."""
+def mark_disk(tx: Transaction, *, is_low: bool) -> None:
+    """Write down whether nothing is claimed for want of disk space, for whoever reads operator_view."""
     tx.execute(
-        "insert into runs (run, pid, version, started_at) values (:run, :pid, :version, :now)",
-        {"run": run, "pid": pid, "version": wire.VERSION, "now": tx.now},
+        """
+        update lane set disk_low_since = case when :low then :now end where (disk_low_since is not null) <> :low
+        """,
+        {"low": is_low, "now": tx.now},
+    )
+
+
+def begin_run(
+    tx: Transaction, run: str, pid: int, client: str, routes: Iterable[str], invocation: str | None = None
+) -> None:
+    """Record a start of the daemon and the routes that its configuration names; `invocation`: systemd's id of it."""
+    tx.execute(
+        """
+        insert into runs (run, invocation, pid, version, started_at)
+        values (:run, :invocation, :pid, :version, :now)
+        """,
+        {"run": run, "invocation": invocation, "pid": pid, "version": wire.VERSION, "now": tx.now},
     )
     tx.execute("update lane set client = :client", {"client": client})
     tx.execute("update gates set configured = 0")
@@ -461,16 +489,59 @@ def begin_run(tx: Transaction, run: str, pid: int, client: str, routes: Iterable
         )
 
 
-def settle_runs(tx: Transaction, ending: str, at: str | None) -> str | None:
-    """Write down how the last run ended where it could not do so itself. Return it, or None where it could."""
-    row = tx.execute(
-        "select run from runs where ended_at is null and ending is null order by started_at desc"
+def settle_runs(tx: Transaction, stops: Sequence[systemd.Stop]) -> list[tuple[str, str]]:
+    """Write down how earlier starts ended that could not do so themselves. Return (run, ending) of each.
+
+    A start that was ended before its run began has no row yet, and gets one, unless it has told by its exit status.
+    """
+    settled = []
+    for stop in stops:
+        known = tx.execute(
+            "select run, ended_at, ending from runs where invocation = :invocation order by started_at desc",
+            {"invocation": stop.invocation},
+        ).fetchone()
+        if known is None and not stop.invocation:
+            known = _open_run(tx)
+        if known is not None:
+            if known["ending"] is None:
+                _end_run(tx, known["run"], stop.ending, stop.at)
+                settled.append((known["run"], stop.ending))
+        elif stop.result not in {"success", "exit-code"}:
+            ending = f"before it was ready: {stop.ending}"
+            run = f"{stop.invocation or 'start'}-{stop.at}"
+            tx.execute(
+                """
+                insert into runs (run, invocation, version, started_at, ended_at, ending)
+                values (:run, :invocation, :version, :at, :at, :ending)
+                """,
+                {
+                    "run": run,
+                    "invocation": stop.invocation,
+                    "version": wire.VERSION,
+                    "at": stop.at or tx.now,
+                    "ending": ending,
+                },
+            )
+            settled.append((run, ending))
+    while (left := _open_run(tx)) is not None:
+        ending = "it vanished without a word: it was killed, or the power went"
+        _end_run(tx, left["run"], ending, None)
+        settled.append((left["run"], ending))
+    return settled
+
+
+def _open_run(tx: Transaction) -> sqlite3.Row | None:
+    row: sqlite3.Row | None = tx.execute(
+        "select run, ending from runs where ending is null order by started_at desc limit 1"
     ).fetchone()
+    return row
+
+
+def _end_run(tx: Transaction, run: str, ending: str, at: str | None) -> None:
     tx.execute(
-        "update runs set ending = :ending, ended_at = :at where ended_at is null and ending is null",
-        {"ending": ending, "at": at},
+        "update runs set ending = :ending, ended_at = :at where run = :run and ending is null",
+        {"run": run, "ending": ending, "at": at},
     )
-    return None if row is None else str(row["run"])
 
 
 def forgive_death(tx: Transaction) -> None:
@@ -480,10 +551,7 @@ def forgive_death(tx: Transaction) -> None:
 
 def end_run(tx: Transaction, run: str, ending: str) -> None:
     """Record that this run ended in an orderly way; a run without an end died."""
-    tx.execute(
-        "update runs set ended_at = :now, ending = :ending where run = :run and ended_at is null",
-        {"run": run, "now": tx.now, "ending": ending},
-    )
+    _end_run(tx, run, ending, tx.now)
 
 
 def _acceptance_moment(tx: Transaction) -> datetime:

@@ -4,6 +4,7 @@ Owns how far each reader has come. It opens a file for each look and keeps none 
 are server-sent events, ready to be sent.
 """
 
+import codecs
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,9 @@ from .brains.scrub import Scrubber
 from .db import Database
 from .spool import Part, Spool
 from .wire import ErrorKind, Status
+
+PIECE_BYTES = 256 * 1024
+"""So much of a stored text is in memory for one reader at a time."""
 
 
 class Streams:
@@ -31,8 +35,11 @@ class Streams:
 
     def partial(self, job_id: int) -> str:
         """Return what has arrived so far. Raises Refused (no-output) where nothing has."""
-        job, text, attempt, where = self.look(job_id)
-        if text is None and where is Status.RUNNING and (part := self.spooled(job_id, attempt)) is not None:
+        job, attempt, where, is_stored = self.look(job_id)
+        text = None
+        if is_stored:
+            text = "".join(self.stored(job_id))
+        elif where is Status.RUNNING and (part := self.spooled(job_id, attempt)) is not None:
             reader = self.reader(part, job["route"])
             text = "".join([*(reader.feed(chunk) for chunk in body(part)), reader.close()]) or None
         if text is None:
@@ -44,10 +51,23 @@ class Streams:
             )
         return text
 
-    def look(self, job_id: int) -> tuple[dict[str, Any], str | None, int, Status]:
-        """Return the job object, the text stored of it, its latest attempt and its status."""
+    def look(self, job_id: int) -> tuple[dict[str, Any], int, Status, bool]:
+        """Return the job object, its latest attempt, its status, and whether a text of it is stored."""
         with self._database.read() as connection:
-            return queries.job(connection, job_id), *queries.part(connection, job_id)
+            return queries.job(connection, job_id), *queries.latest(connection, job_id)
+
+    def stored(self, job_id: int) -> Iterator[str]:
+        """Read the text that is stored of a job, piece by piece; what is erased meanwhile ends it."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        offset = 0
+        with contextlib.suppress(errors.Refused):
+            while True:
+                with self._database.read() as connection:
+                    piece, _ = queries.stored_piece(connection, job_id, "part", offset, PIECE_BYTES)
+                if not piece:
+                    return
+                offset += len(piece)
+                yield decoder.decode(piece)
 
     def spooled(self, job_id: int, attempt: int) -> Part | None:
         """Return what is on the disk of an attempt; None where it is not there, or not any more."""
@@ -90,24 +110,40 @@ class Follower:
         self._bytes_read = 0
         self._position = 0
         self._skip = start
+        self._stored: Iterator[str] | None = None
         self.is_over = False
 
     def look(self) -> list[bytes]:
         """Return the events that have become due."""
-        job, text, attempt, where = self._streams.look(self._job_id)
+        job, attempt, where, is_stored = self._streams.look(self._job_id)
         found: list[bytes] = []
         if attempt != self._attempt:
             if self._attempt and (self._position or self._skip):
                 found.append(_event("restart", {"attempt": attempt}))
                 self._skip = 0
             self._attempt, self._reader, self._bytes_read, self._position = attempt, None, 0, 0
+            self._stored = None
         if where is Status.RUNNING:
             found += self._arrived(job["route"])
         elif where is not Status.QUEUED:
-            found += self._text((text or "")[self._position :])
+            more = self._next_stored() if is_stored else None
+            if more is not None:
+                return [*found, *self._text(more)]
             found.append(_event("end", job))
             self.is_over = True
         return found
+
+    @property
+    def has_more(self) -> bool:
+        """There is more to be had at once, though nothing moves."""
+        return self._stored is not None and not self.is_over
+
+    def _next_stored(self) -> str | None:
+        if self._stored is None:
+            # What was told while it arrived is passed over in what is stored.
+            self._skip, self._position = max(self._skip, self._position), 0
+            self._stored = self._streams.stored(self._job_id)
+        return next(self._stored, None)
 
     def _arrived(self, route: str) -> list[bytes]:
         part = self._streams.spooled(self._job_id, self._attempt)

@@ -11,12 +11,14 @@ import json
 import os
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import sdnotify
 
 _FIRST_DESCRIPTOR = 3
-_LAST_STOP = "last-stop.json"
+_STOPS = "stops.jsonl"
+_MOST_STOPS_BYTES = 64 * 1024
 
 
 @functools.cache
@@ -61,6 +63,8 @@ class Notifier:
         self._socket = sdnotify.SystemdNotifier()
         self.is_heard = "NOTIFY_SOCKET" in os.environ
         """Whether somebody listens."""
+        self.invocation = os.environ.get("INVOCATION_ID") if self.is_heard else None
+        """systemd's id of this start of the service; a shell may have one that is not ours."""
         self.watchdog_s = _watchdog_s() if self.is_heard else None
         """Within how many seconds a sign of life is expected; None: nobody expects one of us."""
         for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
@@ -83,27 +87,47 @@ class Notifier:
         self._socket.notify(f"EXTEND_TIMEOUT_USEC={int(seconds * 1_000_000)}")
 
 
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """How one start of the service ended, as systemd told ExecStopPost=."""
+
+    invocation: str
+    """systemd's id of that start; empty where it gave none."""
+    result: str
+    ending: str
+    """The same in words."""
+    at: str | None
+
+
 def record_stop(state_dir: Path, environment: Mapping[str, str], at: str) -> None:
-    """Write down how a run ended, as ExecStopPost= is told. What no start has read yet is kept. Raises OSError."""
+    """Write down how a start ended, behind what no later start has read yet. Raises OSError."""
     if "SERVICE_RESULT" not in environment or not state_dir.is_dir():
         return
-    names = {"result": "SERVICE_RESULT", "code": "EXIT_CODE", "status": "EXIT_STATUS"}
+    names = {"invocation": "INVOCATION_ID", "result": "SERVICE_RESULT", "status": "EXIT_STATUS"}
     found = {name: environment.get(variable, "") for name, variable in names.items()} | {"at": at}
-    with contextlib.suppress(FileExistsError), (state_dir / _LAST_STOP).open("x", encoding="utf-8") as file:
-        json.dump(found, file)
+    with (state_dir / _STOPS).open("a", encoding="utf-8") as file:
+        # Starts that are refused again and again have said so themselves.
+        if file.tell() < _MOST_STOPS_BYTES:
+            file.write(json.dumps(found) + "\n")
 
 
-def take_last_stop(state_dir: Path) -> tuple[str | None, str | None]:
-    """Return how the last run ended, in words, and when; forget it. (None, None): nobody wrote it down."""
-    path = state_dir / _LAST_STOP
+def take_stops(state_dir: Path) -> list[Stop]:
+    """Return what was written down of earlier starts, the oldest first, and forget it."""
+    path = state_dir / _STOPS
     try:
-        found = {name: str(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
-    except FileNotFoundError:
-        return None, None
-    except (OSError, ValueError, AttributeError):
-        found = {}
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        lines = []
     with contextlib.suppress(OSError):
         path.unlink()
+    return [stop for line in lines if (stop := _read_stop(line)) is not None]
+
+
+def _read_stop(line: str) -> Stop | None:
+    try:
+        found = {name: str(value) for name, value in json.loads(line).items()}
+    except (ValueError, AttributeError):
+        return None
     result, status = found.get("result", ""), found.get("status", "")
     words = {
         "watchdog": "the watchdog killed it, since it gave no sign of life",
@@ -113,7 +137,7 @@ def take_last_stop(state_dir: Path) -> tuple[str | None, str | None]:
         "core-dump": f"signal {status} ended it",
         "exit-code": f"it ended with exit status {status}",
     }
-    return words.get(result, f"systemd says {result}" if result else None), found.get("at")
+    return Stop(found.get("invocation", ""), result, words.get(result, f"systemd says {result}"), found.get("at"))
 
 
 def _watchdog_s() -> float | None:

@@ -14,13 +14,10 @@ PATIENCE_S = 2.0
 
 def turn_away(listener: socket.socket, refusal: errors.StartRefused) -> int:
     """Answer 503 to all who wait at a listening socket. Return how many."""
-    error = {
-        "kind": wire.ErrorKind.START_REFUSED,
-        "message": f"the lane does not start: {refusal}",
-        "next_action": refusal.next_action,
-        "retry_safe": True,
-    }
-    body = json.dumps({"error": error}).encode()
+    error = wire.error_object(
+        wire.ErrorKind.START_REFUSED, f"the lane does not start: {refusal}", refusal.next_action, retry_safe=True
+    )
+    body = json.dumps(error).encode()
     head = (
         "HTTP/1.1 503 Service Unavailable\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"

@@ -23,6 +23,9 @@ MAX_LABEL_VALUE_BYTES = 256
 LABEL_KEY_PATTERN = r"[a-z0-9_.-]{1,63}"
 LANE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
 MAX_KEY_BYTES = 255
+MAX_MODEL_BYTES = 255
+MAX_REASON_BYTES = 1000
+MAX_ATTEMPTS = 1_000_000
 MAX_WAIT_S = 60
 MAX_LIST = 500
 MAX_SOCKET_PATH_BYTES = 107
@@ -261,6 +264,14 @@ HTTP_OF_KIND: dict[ErrorKind, int] = {
     ErrorKind.INTERNAL: 500,
 }
 """The HTTP status of every kind that a daemon can answer."""
+
+
+def error_object(
+    kind: str, message: str, next_action: str | None, *, retry_safe: bool, field: str | None = None
+) -> dict[str, dict[str, object]]:
+    """Return the one shape in which anything is refused; `field`: which part of the request is at fault."""
+    error: dict[str, object] = {"kind": kind, "message": message, "next_action": next_action, "retry_safe": retry_safe}
+    return {"error": error if field is None else {**error, "field": field}}
 
 
 def format_time(moment: datetime) -> str:

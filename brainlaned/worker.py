@@ -18,18 +18,28 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from . import config, db, errors, events, queries, record, spool, states, store, wire
+from . import config, db, errors, events, filesystem, queries, record, spool, states, store, wire
 from .brains import Brain, Call, Ended, verdicts
-from .brains.http import UPSTREAM_ID_HEADERS
+from .brains.http import upstream_id_of
 from .brains.scrub import scrub
 from .gate import Gates
-from .wire import Reason
+from .later import Later
+from .wire import Reason, Waiting
 
 STORE_AGAIN_S = 1.0
 """How long after a failed store it is tried again, in seconds."""
 
 STEP_S = 30.0
 """How long a step that only uses the database and the disk may be silent, in seconds."""
+
+DISK_AGAIN_S = 2.0
+"""How soon the disk is looked at again when there is too little space on it, in seconds: nobody announces more."""
+
+VAIN_S = 0.01
+"""How far apart two looks are when the first found nothing to do, in seconds."""
+
+MARK_S = 0.05
+"""How soon a mark is written that decides nothing, in seconds; what is over sooner needs none."""
 
 _BODY_START = 500
 
@@ -45,6 +55,7 @@ class Worker:
         *,
         database: db.Database,
         spool_directory: spool.Spool,
+        reserve: filesystem.Reserve,
         gates: Gates,
         routes: Mapping[str, config.Route],
         brains: Mapping[str, Brain],
@@ -55,6 +66,7 @@ class Worker:
     ) -> None:
         self._database = database
         self._spool = spool_directory
+        self._reserve = reserve
         self._gates = gates
         self._routes = routes
         self._brains = brains
@@ -69,15 +81,34 @@ class Worker:
         self._abandoned = False
         self._job_id: int | None = None
         self._call: Call | None = None
+        self._marks: _Marks | None = None
+        self._later = Later("brainlane-marks")
         self._failed: Callable[[], None] = lambda: None
         self.answer_waiting = False
         """An answer is complete and cannot be stored for now."""
+        self.disk_is_low = False
+        """Nothing is claimed for want of disk space."""
         self.silent_until = time.monotonic()
         """When the present step's declared silence ends, on the monotonic clock. Waiting for work has no end."""
         self.is_waiting = False
+        self._was_idle = False
+        self._looked_in_vain_at = -VAIN_S
         self.turns = 0
         """How often work has been looked for."""
         self._thread = threading.Thread(target=self._loop, name="brainlane-worker")
+
+    @property
+    def stuck(self) -> Waiting | None:
+        """Why nothing is claimed for now, where the cause may be that the database cannot be written."""
+        if self.answer_waiting:
+            return Waiting.ANSWER_WAITING
+        return Waiting.DISK_RESERVE if self.disk_is_low else None
+
+    @property
+    def tokens(self) -> int | None:
+        """About how many tokens of the call in flight have arrived; None where nobody can tell."""
+        marks = self._marks
+        return marks.stream_events if marks is not None and marks.stream_events else None
 
     def start(self, failed: Callable[[], None]) -> None:
         """Begin. `failed` is called when the loop itself breaks, which ends the daemon."""
@@ -121,13 +152,17 @@ class Worker:
         """Claim one job, ask its brain, record what came. Return whether there was one."""
         self._declare(STEP_S)
         self.turns += 1
+        self._look_at_disk()
+        if self._was_idle and not self._is_work_waiting():
+            return False
         with self._database.write(first=True) as tx:  # lock taken
-            claim = store.claim_next(tx, self._gates.open_routes(tx), self._run)
+            claim = store.claim_next(tx, self._open_routes(tx), self._run)
             if claim is None:
                 self._next_wake = queries.next_wake(tx, tx.now)
             else:
                 self._cut("claiming")
         # Lock released: COMMIT has returned. A crash from here on leaves evidence, not a lock.
+        self._was_idle = claim is None
         if claim is None:
             return False
         self._cut("claimed")
@@ -153,10 +188,38 @@ class Worker:
             events.worker_failed()
             self._failed()
 
+    def _look_at_disk(self) -> None:
+        is_low = self._reserve.is_low()
+        if is_low and not self.disk_is_low:
+            events.disk_low(self._reserve.directory, self._reserve.free(), self._reserve.size)
+        if self.disk_is_low and not is_low:
+            events.disk_ok(self._reserve.directory, self._reserve.free())
+        if is_low is not self.disk_is_low:
+            self.disk_is_low, self._was_idle = is_low, False  # it is to be written down
+
+    def _is_work_waiting(self) -> bool:
+        """Look without the write lock, which submits to a lane that is paused or gated need more, and not at each."""
+        too_soon_s = self._looked_in_vain_at + VAIN_S - time.monotonic()
+        if too_soon_s > 0:
+            self._pause(too_soon_s)
+        with self._database.read() as connection:
+            self._next_wake = queries.next_wake(connection, _now())
+            is_waiting = queries.is_work_waiting(connection)
+        if not is_waiting:
+            self._looked_in_vain_at = time.monotonic()
+        return is_waiting
+
+    def _open_routes(self, tx: db.Transaction) -> list[config.OpenRoute]:
+        """Return the routes that may be asked now: none where the answer might find no room."""
+        store.mark_disk(tx, is_low=self.disk_is_low)
+        return [] if self.disk_is_low else self._gates.open_routes(tx)
+
     def _wait(self, seen: int) -> None:
         due_s = None
         if self._next_wake is not None:
             due_s = max(0.0, (wire.parse_time(self._next_wake) - datetime.now(UTC)).total_seconds())
+        if self.disk_is_low:
+            due_s = DISK_AGAIN_S if due_s is None else min(due_s, DISK_AGAIN_S)
         with self._changed:
             self.is_waiting = True
             # For a submit, a resume, a stop, or the next due time.
@@ -166,14 +229,15 @@ class Worker:
 
     def _pause(self, pause_s: float) -> None:
         with self._changed:
-            # For the database to be free again, which nobody can announce.
+            # For the database to be free again, which nobody can announce; or only so as not to look too often.
             self._changed.wait_for(lambda: self._abandoned, pause_s)
 
     def _declare(self, silence_s: float) -> None:
         self.silent_until = time.monotonic() + silence_s
 
     def _ask(self, claim: store.Claim) -> tuple[states.Evidence, Ended]:
-        marks = _Marks(self._database, claim, self._routes[claim.route].secrets(), self._grew, self._cut)
+        marks = _Marks(self._database, claim, self._routes[claim.route].secrets(), self._grew, self._cut, self._later)
+        self._marks = marks
         try:
             with self._spool.create(claim.job_id, claim.attempt) as writer:
                 marks.writer = writer
@@ -223,7 +287,7 @@ class Worker:
                         store.pause(tx, verdict.detail, store.Caller(uid=0, user="brainlaned"))
                 break
             except errors.Superseded as error:
-                self._set_answer_waiting(False)
+                self.answer_waiting = False
                 if evidence.armed_at is None and ended.cut_by is Reason.CANCEL_REQUESTED:
                     # A cancel ended the attempt while it could still be sure that nothing was sent.
                     self._forget(claim)
@@ -234,20 +298,20 @@ class Worker:
             except (errors.Busy, errors.CommitUnknown, sqlite3.Error) as error:
                 if not self.answer_waiting:
                     events.answer_waiting(claim.job_id, claim.attempt, str(error))
-                self._set_answer_waiting(True)
+                self.answer_waiting = True
                 if self._abandoned:
                     return
                 self._pause(STORE_AGAIN_S)
         self._cut("stored")
         if self.answer_waiting:
             events.answer_stored(claim.job_id, claim.attempt, time.monotonic() - since)
-        self._set_answer_waiting(False)
+        self.answer_waiting = False
         self._forget(claim)
         self._tell(claim, verdict, recorded)
         self._moved(recorded.moved)
 
     def _tell(self, claim: store.Claim, verdict: states.Verdict, recorded: record.Recorded) -> None:
-        events.ended(claim.job_id, claim.attempt, claim.route, verdict.job, verdict.reason, verdict.detail)
+        events.ended(claim.job_id, claim.attempt, claim.route, verdict.job, verdict.reason, verdict.said)
         if verdict.closes is not None:
             closes = verdict.closes
             events.gate_closed(claim.route, closes.reason, closes.detail, recorded.next_probe_at)
@@ -263,9 +327,6 @@ class Worker:
             self._spool.remove(claim.job_id, claim.attempt)
         except OSError as error:
             events.spool_failed(claim.job_id, claim.attempt, str(error))
-
-    def _set_answer_waiting(self, waiting: bool) -> None:
-        self.answer_waiting = waiting
 
     def _terms(self, tx: db.Transaction, claim: store.Claim) -> verdicts.Terms:
         route = self._routes[claim.route]
@@ -295,7 +356,9 @@ class _Marks:
         secrets: tuple[str, ...],
         grew: Callable[[list[int]], None],
         cut: Observer,
+        later: Later,
     ) -> None:
+        self._later = later
         self._database = database
         self._claim = claim
         self._secrets = secrets
@@ -304,6 +367,10 @@ class _Marks:
         self._evidence = states.Evidence()
         self._body_start = b""
         self.writer: spool.Writer | None = None
+        self._is_due = False
+        self._is_over = False
+        self.stream_events = 0
+        """How many events of a stream came; servers send about one for each token."""
 
     def armed(self) -> None:
         self._cut("arming")
@@ -319,7 +386,7 @@ class _Marks:
 
     def sent(self) -> None:
         self._see(sent_at=_now())
-        self._write()
+        self._write_soon()
         self._cut("sent")
 
     def send_failed(self) -> None:
@@ -328,12 +395,13 @@ class _Marks:
         self._cut("send-failed")
 
     def headers(self, status: int, headers: Mapping[str, str]) -> None:
-        upstream_id = next((headers[name] for name in UPSTREAM_ID_HEADERS if name in headers), None)
         now = _now()
         if self.writer is not None:
             self.writer.head(status, headers, now)
-        self._see(headers_at=now, http_status=status, upstream_id=upstream_id, headers=headers, spooled=True)
-        self._write()
+        self._see(
+            headers_at=now, http_status=status, upstream_id=upstream_id_of(headers), headers=headers, spooled=True
+        )
+        self._write_soon()
         self._cut("headers")
 
     def body(self, chunk: bytes) -> None:
@@ -341,6 +409,7 @@ class _Marks:
             self._body_start = (self._body_start + chunk)[:_BODY_START]
         if self.writer is not None:
             self.writer.body(chunk)
+        self.stream_events += chunk.count(b"data:")
         self.grew()
 
     def grew(self) -> None:
@@ -353,6 +422,7 @@ class _Marks:
         self._see(fault=scrub(f"{type(error).__name__}: {error}", self._secrets)[:_BODY_START])
 
     def evidence_of(self, ended: Ended) -> states.Evidence:
+        self._is_over = True
         return dataclasses.replace(
             self._evidence,
             ended_at=_now(),
@@ -365,6 +435,17 @@ class _Marks:
 
     def _see(self, **seen: object) -> None:
         self._evidence = dataclasses.replace(self._evidence, **seen)  # type: ignore[arg-type]
+
+    def _write_soon(self) -> None:
+        # A quick answer is worth no commit of its own for what stands in the result a moment later.
+        if not self._is_due:
+            self._is_due = True
+            self._later.call(MARK_S, self._write_if_wanted)
+
+    def _write_if_wanted(self) -> None:
+        self._is_due = False
+        if not self._is_over:
+            self._write()
 
     def _write(self) -> None:
         try:

@@ -29,7 +29,7 @@ import hypothesis
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
 
-from brainlaned import config, events, recovery, store
+from brainlaned import config, events, filesystem, recovery, store
 from brainlaned.brains import Ended, Marks
 from brainlaned.brains.http import HttpBrain, HttpCall
 from brainlaned.db import Database, Transaction
@@ -543,12 +543,15 @@ class Place:
             return [dict(row) for row in connection.execute(sql, params)]
 
     def outcome(self, job_id: int) -> dict[str, Any]:
-        """Return all that a person can tell by, but for times and for the sentence that quotes them."""
+        """Return all that a person can tell by, but for times and for the sentence that quotes them.
+
+        When all was sent is left out too: it decides nothing, and a quick answer is there before it is written.
+        """
         asked = {
             "job": "select status, reason, flags, usage, finish_reason, attempts_used, strikes "
             "from jobs where id = :id",
             "attempt": "select status, uses_attempt, http_status, upstream_id, flags, usage, finish_reason, "
-            "armed_at is null, sent_at is null, send_failed_at is null, headers_at is null "
+            "armed_at is null, send_failed_at is null, headers_at is null "
             "from job_attempts where job_id = :id",
             "output": "select text, response from job_outputs where job_id = :id",
             "part": "select text, response, raw from attempt_parts where job_id = :id",
@@ -582,6 +585,7 @@ class Bench:
         self.worker = Worker(
             database=self.living.database,
             spool_directory=self.living.spool,
+            reserve=filesystem.Reserve(directory, 1),
             gates=self.living.gates,
             routes={route.name: route},
             brains={route.name: self.brain},

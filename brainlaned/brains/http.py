@@ -15,6 +15,7 @@ detached, and the duplicate works in every phase. A cancel does the same.
 
 import contextlib
 import json
+import math
 import socket
 import ssl
 import threading
@@ -27,6 +28,7 @@ from typing import Any
 import httpx
 
 from .. import config
+from ..later import Later
 from ..wire import Reason
 from . import Ended, Marks
 from .reply import ReplyReader
@@ -52,7 +54,7 @@ _KEPT_HEADERS = (
     "date",
     "location",
 )
-UPSTREAM_ID_HEADERS = ("x-request-id", "request-id", "x-generation-id", "x-litellm-call-id")
+_UPSTREAM_ID_HEADERS = ("x-request-id", "request-id", "x-generation-id", "x-litellm-call-id")
 _ERROR_CHARACTERS = 500
 
 
@@ -75,6 +77,7 @@ class HttpBrain:
                 connect=route.connect_s, read=route.total_s, write=route.idle_s, pool=route.connect_s
             ),
         )
+        self._later = Later("brainlane-limits")
         self._headers = {"Accept": "text/event-stream, application/json", "Accept-Encoding": "identity"}
         self._headers |= {"Content-Type": "application/json", "User-Agent": "brainlane"}
         if route.api_key:
@@ -120,13 +123,14 @@ class HttpBrain:
         body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
         headers = {**self._headers, "X-Request-Id": request_id}
         prepared = self._client.build_request("POST", self._url("chat/completions"), content=body, headers=headers)
-        return HttpCall(self._client, self._route, prepared)
+        return HttpCall(self._client, self._route, prepared, self._later)
 
 
 class HttpCall:
     """One attempt. `run` is called once, by the worker; `abort` by any thread at any time."""
 
-    def __init__(self, client: httpx.Client, route: config.Route, prepared: httpx.Request) -> None:
+    def __init__(self, client: httpx.Client, route: config.Route, prepared: httpx.Request, later: Later) -> None:
+        self._later = later
         self._client = client
         self._route = route
         self._prepared = prepared
@@ -152,7 +156,7 @@ class HttpCall:
         scrubber = Scrubber(self._route.secrets())
         answered = whole = False
         error: str | None = None
-        with _Limits(self) as limits:
+        with _Limits(self, self._later) as limits:
             limits.total(self._route.total_s)
             self._prepared.extensions["trace"] = _Trace(self, marks, limits, self._route)
             try:
@@ -207,7 +211,7 @@ class HttpCall:
     def _kept(self, headers: httpx.Headers) -> dict[str, str]:
         return {
             name: self._scrub(headers[name])[:_ERROR_CHARACTERS]
-            for name in (*_KEPT_HEADERS, *UPSTREAM_ID_HEADERS)
+            for name in (*_KEPT_HEADERS, *_UPSTREAM_ID_HEADERS)
             if name in headers
         }
 
@@ -246,6 +250,11 @@ class HttpCall:
             if self._line is not None:
                 self._line.close()
                 self._line = None
+
+
+def upstream_id_of(headers: Mapping[str, str]) -> str | None:
+    """Return the id that the brain gave the call, from headers whose names are in lower case; None: it gave none."""
+    return next((headers[name] for name in _UPSTREAM_ID_HEADERS if name in headers), None)
 
 
 class _CutFirst(Exception):
@@ -289,56 +298,57 @@ class _Trace:
 class _Limits:
     """The clock of one attempt: aborts it when the total or the present phase has lasted too long.
 
-    One thread that sleeps until the nearer of the two; moving a limit later costs it nothing, since it looks again when
-    it wakes.
+    Moving a limit further away costs nothing: whoever comes at the earlier time looks, and comes again.
     """
 
-    def __init__(self, call: HttpCall) -> None:
+    def __init__(self, call: HttpCall, later: Later) -> None:
         self._call = call
-        self._changed = threading.Condition()
-        self._total: float | None = None
-        self._phase: float | None = None
+        self._later = later
+        self._lock = threading.Lock()
+        self._total = math.inf
+        self._phase = math.inf
         self._cause = Reason.FIRST_BYTE_LIMIT
+        self._looks_at = math.inf
         self._over = False
-        self._thread = threading.Thread(target=self._watch, name="brainlane-limits", daemon=True)
 
     def __enter__(self) -> "_Limits":
-        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._changed:
+        with self._lock:
             self._over = True
-            self._changed.notify()
-        self._thread.join()
 
     def total(self, limit_s: float) -> None:
-        with self._changed:
+        with self._lock:
             self._total = time.monotonic() + limit_s
-            self._changed.notify()
+            self._look_in_time()
 
     def phase(self, limit_s: float, cause: Reason) -> None:
-        due = time.monotonic() + limit_s
-        with self._changed:
-            sooner = self._phase is None or due < self._phase
-            self._phase, self._cause = due, cause
-            if sooner:
-                self._changed.notify()
+        with self._lock:
+            self._phase, self._cause = time.monotonic() + limit_s, cause
+            self._look_in_time()
 
     def no_phase(self) -> None:
-        with self._changed:
-            self._phase = None
+        with self._lock:
+            self._phase = math.inf
 
-    def _watch(self) -> None:
-        with self._changed:
-            while not self._over:
-                now = time.monotonic()
-                if self._total is not None and now >= self._total:
-                    return self._call.abort(Reason.TOTAL_LIMIT)
-                if self._phase is not None and now >= self._phase:
-                    return self._call.abort(self._cause)
-                due = min((limit for limit in (self._total, self._phase) if limit is not None), default=None)
-                self._changed.wait(None if due is None else due - now)
-        return None
+    def _look_in_time(self) -> None:
+        due = min(self._total, self._phase)
+        if due < self._looks_at:
+            self._looks_at = due
+            self._later.call(max(0.0, due - time.monotonic()), self._look)
+
+    def _look(self) -> None:
+        with self._lock:
+            if self._over:
+                return
+            now = time.monotonic()
+            if now >= self._total:
+                self._call.abort(Reason.TOTAL_LIMIT)
+            elif now >= self._phase:
+                self._call.abort(self._cause)
+            else:
+                self._looks_at = math.inf
+                self._look_in_time()

@@ -59,9 +59,12 @@ class Reply:
             return self.text
         return json.dumps(self.tool_calls, ensure_ascii=False) if self.tool_calls else self.refusal
 
-    def response(self) -> dict[str, Any]:
-        """Assemble the one chat.completion object that a call without streaming would have returned."""
-        content = self.text if self.text or not (self.tool_calls or self.refusal) else None
+    def frame(self) -> dict[str, Any]:
+        """Assemble the one chat.completion object that a call without streaming would have returned, but for its text.
+
+        Where the text belongs stands an empty one, so that a long answer is not kept twice.
+        """
+        content = "" if self.text or not (self.tool_calls or self.refusal) else None
         extras = {"reasoning_content": self.reasoning, "refusal": self.refusal, "tool_calls": list(self.tool_calls)}
         message = {"role": "assistant", "content": content} | {name: said for name, said in extras.items() if said}
         return {
@@ -371,7 +374,9 @@ class _Text:
         return whole
 
     def __str__(self) -> str:
-        return "".join(self.parts)
+        whole = "".join(self.parts)
+        self.parts = [whole] if whole else []  # a long text stands once
+        return whole
 
 
 @dataclass(slots=True)

@@ -73,7 +73,11 @@ class Terms:
 
 def judge(evidence: Evidence, reply: Reply | None, terms: Terms) -> Verdict:
     """Say what became of an attempt. Precedence: a recorded cancel; an answer; not sent; not executed; unknown."""
-    return _scrubbed(_judge(evidence, reply, terms), terms.secrets)
+    verdict = _scrubbed(_judge(evidence, reply, terms), terms.secrets)
+    complaint = f": {evidence.command.complaint}" if evidence.command and evidence.command.complaint else ""
+    quotes = (scrub(quote, terms.secrets) for quote in (complaint, _quote(evidence, reply, terms)))
+    quote = next((quote for quote in quotes if quote and quote in verdict.detail), "")
+    return dataclasses.replace(verdict, quote=quote)
 
 
 def _scrubbed(verdict: Verdict, secrets: tuple[str, ...]) -> Verdict:
@@ -141,7 +145,7 @@ def _command(evidence: Evidence, end: CommandEnd, reply: Reply | None, terms: Te
             reason=Reason.ANSWERED,
             detail=f"{said}, exit status 0",
             text=text,
-            response=json.dumps(reply.response(), ensure_ascii=False),
+            response=json.dumps(reply.frame(), ensure_ascii=False),
             flags=reply.flags,
             opens=True,
         )
@@ -277,7 +281,7 @@ def _complete(evidence: Evidence, reply: Reply, terms: Terms, answer: str) -> Ve
         reason=reason,
         detail=detail,
         text=text,
-        response=json.dumps(reply.response(), ensure_ascii=False),
+        response=json.dumps(reply.frame(), ensure_ascii=False),
         finish_reason=reply.finish_reason,
         usage=reply.usage,
         flags=frozenset(flags),

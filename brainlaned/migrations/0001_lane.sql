@@ -39,12 +39,14 @@ create table jobs (
     started_at text,
     finished_at text,
     cancel_requested_at text,
+    erased_at text,                                 -- prompt and answer are gone since; the record stays
     finish_reason text,
     flags text not null default '[]' check (json_valid(flags)),
     usage text check (usage is null or json_valid(usage)),
     check ((status in ('done', 'failed', 'cancelled')) = (finished_at is not null)),
     check (status <> 'running' or (started_at is not null and attempt_count > 0)),
-    check (status = 'queued' or due_at is null)
+    check (status = 'queued' or due_at is null),
+    check (erased_at is null or finished_at is not null)
 ) strict;
 
 -- The schema itself forbids a second running job.
@@ -57,6 +59,10 @@ create index suspects on jobs (route) where status = 'queued' and strikes >= 3;
 create index acceptance on jobs (created_at) where status = 'queued';
 create index by_status on jobs (status, id);
 create index finished on jobs (finished_at) where finished_at is not null;
+create index with_payload on jobs (finished_at) where finished_at is not null and erased_at is null;
+create index by_submitter on jobs (submitter_uid, id);
+create index by_route on jobs (route, id);
+create index by_time on jobs (created_at);
 
 create table job_attempts (
     job_id integer not null references jobs (id) on delete cascade,
@@ -109,7 +115,7 @@ create table job_requests (
 create table job_outputs (
     job_id integer primary key references jobs (id) on delete cascade,
     text text not null,
-    response text
+    response text                                   -- the completion object, "" where the text belongs
 ) strict;
 
 -- What an attempt brought that was not (or not yet) taken as the output.
@@ -128,7 +134,7 @@ create table decisions (
     id integer primary key autoincrement,
     job_id integer not null references jobs (id) on delete cascade,
     attempt integer not null,
-    action text not null check (action in ('resend', 'accept', 'complete', 'fail', 'cancel', 'retry')),
+    action text not null check (action in ('resend', 'accept', 'complete', 'fail', 'cancel', 'retry', 'forget')),
     reason text,
     at text not null,
     uid integer not null,
@@ -165,7 +171,8 @@ create table gates (
 -- Every start of the daemon, and how it ended.
 create table runs (
     run text primary key,
-    pid integer not null,
+    invocation text,                                -- systemd's id of the start, where it made one
+    pid integer,                                    -- null: it ended before it could say
     version text not null,
     started_at text not null,
     ended_at text,
@@ -216,7 +223,7 @@ select
     jobs.attempt_count as attempts,
     jobs.route,
     lane.client || case jobs.status
-        when 'done' then ' output ' || jobs.id
+        when 'done' then case when jobs.erased_at is null then ' output ' else ' show ' end || jobs.id
         when 'held' then ' recover ' || jobs.id
         when 'running' then ' follow ' || jobs.id
         when 'queued' then

@@ -1,15 +1,13 @@
-"""brainctl as a process, through a real socket to a real lane: every command, every exit status, a terminal.
+"""brainctl as a process, through a real socket to a real lane: every command and every exit status.
 
-`Run` holds what every end of a command must keep: no traceback, and exactly one line on standard error for every exit
-status but 0. Where the lane has to misbehave in a way that brainlaned does not, a scripted socket takes its place.
+A person at a terminal, backups and what a shell completes stand in files of their own. Where the lane has to misbehave
+in a way that brainlaned does not, a scripted socket takes its place.
 """
 
 import contextlib
 import json
 import os
-import pty
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -17,9 +15,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,60 +25,11 @@ from typing import Any
 import pytest
 
 from brainctl import cli
-from brainlaned.wire import VERSION, Status
+from brainlaned.wire import VERSION, Status, system_socket
 from tests.brainserver import BrainServer, answer, close_before_answer, status
-from tests.lane import Lane
+from tests.commandline import LIMIT_S, ROOT, Run, environment, run, unfolded
+from tests.lane import Lane, wait_until
 from tests.unit.brainctl.scripted import ScriptedLane, answered, http, read_request, refused
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-LIMIT_S = 60
-
-
-@dataclass(frozen=True)
-class Run:
-    """How a command ended."""
-
-    code: int
-    out: bytes
-    err: str
-
-    @property
-    def text(self) -> str:
-        return self.out.decode()
-
-    @property
-    def lines(self) -> list[str]:
-        return self.text.splitlines()
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    kept = {
-        name: value for name, value in os.environ.items() if name not in {"BRAINLANE_SOCKET", "COLUMNS", "NO_COLOR"}
-    }
-    return {**kept, "PYTHONPATH": str(ROOT), **(more or {})}
-
-
-def run(*words: str | bytes, given: bytes | None = None, env: Mapping[str, str] | None = None) -> Run:
-    """Run brainctl with these words."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "brainctl", *words],
-        input=given,
-        stdin=subprocess.DEVNULL if given is None else None,
-        capture_output=True,
-        env=environment(env),
-        cwd="/",
-        timeout=LIMIT_S,
-        check=False,
-    )
-    err = ended.stderr.decode()
-    assert "Traceback" not in err, err
-    if ended.returncode != 0:
-        assert re.fullmatch(r"brainctl: [^\n]+\n", err), err
-    return Run(ended.returncode, ended.stdout, err)
 
 
 @pytest.fixture
@@ -255,6 +204,13 @@ def test_ctrl_c_while_waiting_says_that_the_job_goes_on(shared_lane: Lane, share
         (["list", "--limit", "501"], 2, "--limit"),
         (["list", "--status", "gone"], 2, "--status"),
         (["list", "--label", "x"], 6, "label"),
+        (["list", "--since", "yesterday"], 2, "--since"),
+        (["list", "--since", "2026-01-31T22:00:00"], 2, "offset"),
+        (["list", "--until", "99999999w"], 2, "'99999999w'"),
+        (["list", "--submitter", b"\xff"], 2, "--submitter"),
+        (["forget"], 2, "ID"),
+        (["forget", "1", "--reason", b"\xff"], 2, "--reason"),
+        (["backup"], 2, "FILE"),
         (["output", "1", "--partial", "--response"], 2, "--response"),
         (["recover", "--resend"], 2, "ID"),
         (["recover", "1", "--resend", "--fail"], 2, "--fail"),
@@ -350,6 +306,50 @@ def test_list_filters_and_fits_80_columns(ask: Any) -> None:
     assert ask("list", "--route", "other", "--label", "set=filters").lines[1:] == []
 
 
+def test_list_finds_jobs_by_who_submitted_them_and_when(ask: Any, shared_lane: Lane) -> None:
+    mine = shared_lane.submit("hello", labels={"set": "mine"})
+    shared_lane.wait(mine["id"])
+    only, name = ["list", "--label", "set=mine"], mine["submitter"]["user"] or str(os.geteuid())
+
+    def found(*more: str) -> bool:
+        listed = ask(*only, *more)
+        assert listed.code == 0, listed.err
+        return len(listed.lines) == 2
+
+    assert found("--submitter", name) and found("--submitter", str(os.geteuid()))
+    assert not found("--submitter", "somebody-else") and not found("--submitter", "4000000000")
+    at = mine["created_at"]
+    assert found("--since", at) and not found("--until", at)
+    assert found("--since", "7d") and found("--since", "1h", "--until", "0s") and not found("--until", "30m")
+    # Another way to write the same moment.
+    later = datetime.fromisoformat(at).astimezone(timezone(timedelta(hours=5, minutes=30))).isoformat()
+    assert found("--since", later) and not found("--until", later)
+    assert not found("--since", "2999-01-31T22:00:00Z")
+
+
+def test_list_shows_place_reason_and_age_of_what_waits(ask: Any) -> None:
+    assert ask("pause").code == 0
+    numbers = [ask("submit", "--label", "set=places", "hello").text.strip() for _ in range(2)]
+    held_up = [line.split() for line in ask("list", "--label", "set=places").lines[1:]]
+    assert [line[:4] for line in held_up] == [
+        [number, "queued", "lane-paused", f"#{place}"] for number, place in ((numbers[1], 2), (numbers[0], 1))
+    ]
+    assert all(re.fullmatch(r"\d+[sm]", line[4]) for line in held_up)
+
+
+def test_show_request_prints_the_prompt_as_json(ask: Any, shared_lane: Lane) -> None:
+    number = ask("submit", "--system", "be brief", "--param", "temperature=0.5", "né 好").text.strip()
+    for words in (["show", number, "--request"], ["--json", "show", "--request", number]):
+        shown_ = ask(*words)
+        assert (shown_.code, shown_.err) == (0, "")
+        assert shown_.json == {
+            "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "né 好"}],
+            "temperature": 0.5,
+        }
+    assert ask("show", "--request", number).out == shared_lane.get(f"/v1/jobs/{number}/request").body + b"\n"
+    assert ask("show", "--request", "999999").code == 5
+
+
 def test_show_tells_the_whole_story_of_a_held_job(ask: Any, shared_lane: Lane, shared_server: BrainServer) -> None:
     shared_server.script(close_before_answer())
     number = ask("submit", "--label", "a=b", "hello").text.strip()
@@ -358,9 +358,9 @@ def test_show_tells_the_whole_story_of_a_held_job(ask: Any, shared_lane: Lane, s
     marks = re.findall(r"^ +\d+\.\d{3}  (\S+)", page.text, re.M)
     assert marks == ["accepted", "claimed", "armed", "sent", "ended"]
     assert page.lines[0].startswith(f"job {number}  held  sent-outcome-unknown")
-    assert re.fullmatch(rf"next: brainctl .*{number}.*", page.lines[-1])
+    assert re.fullmatch(rf"next: brainctl .*{number}.*", unfolded(page.text).splitlines()[-1])
     assert "billed: possibly" in page.text
-    assert all(len(line) <= 80 for line in page.lines[:-1])
+    assert all(len(line) <= 80 for line in page.lines)
 
 
 def test_output_is_refused_while_there_is_none(ask: Any, shared_server: BrainServer) -> None:
@@ -457,6 +457,66 @@ def test_cancel_says_what_it_achieved_for_each_job(ask: Any, shared_server: Brai
     ]
 
 
+def test_forget_erases_prompt_and_answer_of_what_is_over_and_keeps_the_record(
+    ask: Any, shared_lane: Lane, shared_server: BrainServer
+) -> None:
+    shared_server.script(answer("a secret"), close_before_answer())
+    done, held = (ask("submit", word).text.strip() for word in ("ask", "other"))
+    ask("wait", done, held)
+    both = ask("forget", done, held, "999999", "--reason", "it was private")
+    assert both.code == 6
+    assert both.lines == [f"{done} forgotten", f"{held} moved-on", "999999 no-such-job"]
+    assert "(and 1 more)" in both.err and f"next: brainctl --socket {shared_lane.socket} show {held}\n" in both.err
+    page = ask("show", done).text
+    assert "the prompt and the answer are gone" in page and "it was private" in page
+    assert (ask("output", done).code, ask("show", "--request", done).code) == (6, 6)
+    again = ask("--json", "forget", done)
+    assert (again.code, again.json["id"], again.json["status"]) == (0, int(done), "done")
+    assert again.json["erased_at"] is not None
+    assert [json.loads(line)["error"]["kind"] for line in ask("--json", "forget", held).lines] == ["moved-on"]
+
+
+def test_every_decision_about_a_held_job_is_taken_and_recorded(
+    ask: Any, shared_lane: Lane, shared_server: BrainServer, tmp_path: Path
+) -> None:
+    (tmp_path / "answer").write_text("mine\n")
+    cut = answer("half", finish="length")
+    for words, status_, text in (
+        (["--resend"], "queued", "brought by the second attempt"),
+        (["--accept"], "done", "half"),
+        (["--complete", str(tmp_path / "answer")], "done", "mine\n"),
+        (["--fail"], "failed", None),
+        (["--cancel"], "cancelled", None),
+    ):
+        shared_server.script(cut, answer("brought by the second attempt"))
+        number = ask("submit", "--require-complete", "hello").text.strip()
+        assert ask("wait", number).code == 3
+        decided = ask("recover", number, *words, "--reason", "seen by me")
+        assert (decided.code, decided.text) == (0, f"{number} {status_}\n")
+        shared_lane.wait(int(number))
+        made = ask("--json", "show", number).json["decisions"]
+        assert [(each["action"], each["reason"], each["uid"]) for each in made] == [
+            (words[0].removeprefix("--"), "seen by me", os.geteuid())
+        ]
+        output = ask("output", number)
+        assert (output.code, output.text) == ((0, text) if text is not None else (6, "")), output.err
+        late = ask("recover", number, *words)
+        assert late.code == 6 and f"brainctl --socket {shared_lane.socket} " in late.err
+        shared_server.control({"reset": True, "default": "answer", "by_prompt": {}})
+
+
+def test_a_failed_job_is_retried_once_and_only_while_it_is_failed(ask: Any, shared_server: BrainServer) -> None:
+    shared_server.script(status(400))
+    number = ask("submit", "hello").text.strip()
+    assert ask("wait", number).code == 1
+    again = ask("retry", number)
+    assert (again.code, again.text) == (0, f"{number} queued\n")
+    assert "cannot be a second charge" in again.err
+    assert ask("wait", number).code == 0
+    assert ask("retry", number).code == 6
+    assert ask("retry", "999999").code == 5
+
+
 def test_pause_is_seen_with_its_reason_and_ended_by_resume(ask: Any) -> None:
     assert ask("pause", "--reason", "the GPU is \x1b[31mhot").text.startswith("lane paused since ")
     page = ask("status").text
@@ -475,14 +535,90 @@ def test_recover_shows_every_held_job_with_its_risk_and_its_ways_out(ask: Any, s
     assert sheet.code == 0
     assert "may be a second charge" in sheet.text and "certainly a second charge" in sheet.text
     for verb in ("--resend", "--complete FILE", "--fail", "--cancel"):
-        assert f"recover {sent} {verb} --attempt 1" in sheet.text
+        assert f"recover {sent} {verb} --attempt 1" in unfolded(sheet.text)
     one = ask("recover", cut)
     assert one.code == 0 and f"job {cut}  held" in one.text and f"job {sent} " not in one.text
     assert [job["id"] for job in ask("--json", "recover").json["jobs"]] == [int(cut), int(sent)]
     assert ask("recover", "999999").code == 5
 
 
-# Decisions, whose half in the lane has an issue of its own: what is sent, and what is made of the answer.
+# The lane at a glance.
+
+
+def test_the_status_page_tells_what_is_in_the_way_with_the_command_that_removes_it(
+    make_lane: Any, server: BrainServer
+) -> None:
+    lane = make_lane(more=f'[routes.closed]\nbase_url = "{server.base_url}"\nmodel = "m"')
+    to_it = f"brainctl --socket {lane.socket}"
+
+    def page() -> str:
+        ended = run("--socket", str(lane.socket), "status")
+        assert ended.code == 0
+        assert all(len(line) <= 80 for line in ended.lines), ended.text
+        return unfolded(ended.text)
+
+    assert "for the queue" not in page()
+    lane.wait(lane.submit("something to go by")["id"])
+    server.script(status(401), close_before_answer())
+    lane.submit("with a bad key", route="closed")
+    lane.wait_for_status(lane.submit("it breaks off")["id"], "held")
+    held = server.hold()
+    server.script(held)
+    running = lane.submit("slow")["id"]
+    assert held.arrived.wait(20)
+    lane.submit("waits")
+    run("--socket", str(lane.socket), "pause", "--reason", "the GPU is wanted elsewhere")
+    seen = page()
+    for words in (
+        r"^lane      paused since \d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ by \S+$",
+        r"^          because: the GPU is wanted elsewhere$",
+        rf"^          {to_it} resume$",
+        rf"^running   job {running}, attempt 1 on local \(test-model\), \d+:\d\d",
+        r"^queued    2, the oldest is job \d+, accepted \d+s ago",
+        r"^others    1 held, 0 failed, 1 done, 0 cancelled$",
+        r"^route     closed closed for \d+[sm]: key-refused, 1 queued$",
+        rf"^          {to_it} resume --route closed$",
+        r"^route     local open, 1 queued",
+        rf"^    {to_it} recover \d+$",
+    ):
+        assert re.search(words, seen, re.M), (words, seen)
+    lane.post("/v1/lane/resume")
+    server.release()
+
+
+def test_the_status_page_says_how_much_has_arrived_and_how_long_the_queue_may_take(
+    shared_lane: Lane, shared_server: BrainServer, halting: Any, ask: Any
+) -> None:
+    shared_lane.wait(shared_lane.submit("something to go by")["id"])
+    step, held = halting(shared_server, "first " * 20, "second")
+    shared_server.script(step)
+    shared_lane.submit("slow")
+    assert held.arrived.wait(20)
+    shared_lane.submit("waits")
+    wait_until(lambda: shared_lane.get("/v1/status").json["running"]["tokens"])
+    page = ask("status").text
+    assert re.search(r"^running   job \d+, .*about \d+ tokens$", unwrapped(page), re.M), page
+    assert re.search(r"^queued    1, .*about \d+ s for the queue$", unwrapped(page), re.M), page
+
+
+def unwrapped(page: str) -> str:
+    """Return a page whose entries stand on one line each."""
+    return re.sub(r"\n {10}", " ", page)
+
+
+def test_the_status_page_says_how_the_last_run_ended(make_lane: Any) -> None:
+    lane = make_lane()
+    lane.kill()
+    lane.start()
+    killed = run("--socket", str(lane.socket), "status").text
+    lane.stop()
+    lane.start()
+    stopped = run("--socket", str(lane.socket), "status").text
+    ends = [re.search(r"^last run  (.*)$", page, re.M) for page in (killed, stopped)]
+    assert ends[0] is not None and ends[1] is not None and ends[0][1] != ends[1][1]
+
+
+# Decisions: what exactly is sent, and what is made of the answer.
 
 
 @pytest.fixture
@@ -654,6 +790,40 @@ def test_the_ways_in_which_no_lane_answers_are_told_apart(
     assert len(set(lines.values())) == len(lines)
 
 
+@pytest.mark.skipif(not os.access("/run", os.W_OK), reason="only root may put a socket where systemd does")
+def test_a_service_that_has_failed_behind_its_socket_is_told_apart(tmp_path: Path) -> None:
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text("#!/bin/sh\necho ActiveState=failed\necho SubState=failed\necho Result=exit-code\n")
+    systemctl.chmod(0o755)
+    name = f"test-{os.getpid()}"
+    place = system_socket(name)
+    place.parent.mkdir()
+    try:
+        # As systemd holds it: connections are taken into the queue, and nobody comes for them.
+        with socket.socket(socket.AF_UNIX) as held:
+            held.bind(str(place))
+            held.listen()
+            for verb in (["list"], ["submit", "hello"]):
+                ended = timed("--json", "--lane", name, *verb, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+                assert (ended.code, ended.json["error"]["kind"]) == (9, "lane-failed")
+                assert f"brainlaned@{name}" in ended.err and "exit-code" in ended.err
+                assert ("may have been stored" in ended.err) is (verb[0] == "submit")
+    finally:
+        place.unlink(missing_ok=True)
+        place.parent.rmdir()
+
+
+def test_what_to_try_names_the_lane_that_was_asked(scripted: ScriptedLane) -> None:
+    scripted.script(lambda connection: time.sleep(1) and None)  # for the client to have given up
+    silent = run("--socket", scripted.path, "--answer-within", "0.3", "list")
+    assert f", or brainctl --socket {scripted.path} --answer-within 60 " in silent.err
+    scripted.script(refused("too-late", 409))
+    late = run("--json", "--socket", scripted.path, "cancel", "5")
+    assert late.err.endswith(f"next: brainctl --socket {scripted.path} status\n")
+    # What the lane said is passed on unchanged.
+    assert late.json["error"]["next_action"] == "brainctl status"
+
+
 AS_NOBODY = """
 import grp, json, os, sys
 from brainctl import __main__, cli, client, errors, out, render, request, session, unreachable
@@ -767,114 +937,6 @@ def test_what_a_terminal_cannot_show_is_escaped_and_not_a_traceback(ask: Any) ->
     listed = ask("list", "--label", "where=Århus 好", env={"PYTHONIOENCODING": "ascii"})
     assert listed.code == 0
     assert number in listed.text and "\\xc5rhus" in listed.text
-
-
-# A terminal.
-
-
-class Terminal:
-    """brainctl with a terminal of 80 columns for all three streams."""
-
-    def __init__(self, *words: str, env: Mapping[str, str] | None = None) -> None:
-        self.seen = ""
-        ours, theirs = pty.openpty()
-        self._ours = ours
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "brainctl", *words],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env=environment({"TERM": "xterm", "COLUMNS": "80", **(env or {})}),
-            cwd="/",
-            start_new_session=True,
-            preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
-        )
-        os.close(theirs)
-
-    def until(self, words: str, limit_s: float = 20) -> None:
-        """Read until these words have been shown."""
-        deadline = time.monotonic() + limit_s
-        while words not in self.seen:
-            assert self._read(max(0.0, deadline - time.monotonic())), f"ended without {words!r}: {self.seen!r}"
-
-    def press(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
-
-    def end(self) -> int:
-        while self._read(20):
-            pass
-        os.close(self._ours)
-        return self.process.wait(20)
-
-    def _read(self, limit_s: float) -> bool:
-        ready, _, _ = select.select([self._ours], [], [], limit_s)
-        assert ready, f"nothing more within {limit_s} s: {self.seen!r}"
-        try:
-            piece = os.read(self._ours, 65536)
-        except OSError:  # EIO: the other side is closed
-            return False
-        self.seen += piece.decode()
-        return bool(piece)
-
-
-def test_a_person_sees_progress_then_live_text_escaped(
-    shared_lane: Lane, shared_server: BrainServer, halting: Any
-) -> None:
-    blocking = shared_server.hold()
-    step, held = halting(shared_server, "first \x1b[31m ", "second\u202e")
-    shared_server.script(blocking, step)
-    shared_lane.submit("in the way")
-    assert blocking.arrived.wait(20)
-    terminal = Terminal("--socket", str(shared_lane.socket), "submit", "--wait", "slow")
-    terminal.until("waiting-turn, number 1 in line, 0:")
-    blocking.release()
-    terminal.until("first \\x1b[31m ")
-    held.release()
-    assert terminal.end() == 0
-    assert "\r\x1b[Kfirst \\x1b[31m second\\u202e\r\n" in terminal.seen
-
-
-def test_a_person_who_presses_ctrl_c_is_told_that_the_job_goes_on(
-    shared_lane: Lane, shared_server: BrainServer
-) -> None:
-    held = shared_server.hold()
-    shared_server.script(held)
-    terminal = Terminal("--socket", str(shared_lane.socket), "submit", "--wait", "slow")
-    assert held.arrived.wait(20)
-    terminal.until("job ")
-    terminal.press("\x03")
-    assert terminal.end() == 130
-    assert "goes on; next: brainctl" in terminal.seen
-
-
-def test_output_on_a_terminal_is_escaped_unless_raw_is_asked_for(
-    ask: Any, shared_lane: Lane, shared_server: BrainServer
-) -> None:
-    shared_server.script(answer("a\x1b[31mb\x00\uffffc"))
-    number = ask("submit", "hello").text.strip()
-    ask("wait", number)
-    words = ["--socket", str(shared_lane.socket), "output", number]
-    escaped, raw, document = Terminal(*words), Terminal(*words, "--raw"), Terminal("--json", *words)
-    assert (escaped.end(), raw.end(), document.end()) == (0, 0, 0)
-    assert escaped.seen == "a\\x1b[31mb\\x00\\uffffc\r\n"
-    assert raw.seen == "a\x1b[31mb\x00\uffffc"
-    assert json.loads(document.seen)["choices"][0]["message"]["content"] == "a\x1b[31mb\x00\uffffc"
-
-
-def test_colours_are_for_terminals_and_for_those_who_want_them(ask: Any, shared_lane: Lane) -> None:
-    number = ask("submit", "hello").text.strip()
-    ask("wait", number)
-    words = ["--socket", str(shared_lane.socket), "list", "--limit", "5"]
-    coloured, plain, dumb = (
-        Terminal(*words),
-        Terminal(*words, env={"NO_COLOR": "1"}),
-        Terminal(*words, env={"TERM": "dumb"}),
-    )
-    assert (coloured.end(), plain.end(), dumb.end()) == (0, 0, 0)
-    assert "\x1b[32mdone\x1b[0m" in coloured.seen
-    assert "\x1b" not in plain.seen + dumb.seen
-    table = [line for line in plain.seen.splitlines() if not line.startswith("brainctl: ")]
-    assert all(len(line) <= 80 for line in table)
 
 
 # The demonstration.

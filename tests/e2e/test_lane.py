@@ -291,12 +291,12 @@ def test_every_writing_transaction_begins_as_a_writer_and_the_event_loop_touches
 ) -> None:
     started = len(traced_lane.traced())
     done = traced_lane.wait(traced_lane.submit("hello", key="k", labels={"a": "b"})["id"])
+    assert traced_lane.get(f"/v1/jobs/{done['id']}/output?partial=1").status == 200
     for method, path, _, _ in api.TABLE:
         body = body_of("more", key="another") if path == "/v1/jobs" else {}
         answered = traced_lane.ask(method, path.replace("{id}", str(done["id"])), body if method == "POST" else None)
         assert answered.status < 500, (path, answered.body)
     assert traced_lane.get("/v1/jobs?label=a=b&status=done&wait=1").status == 422
-    assert traced_lane.get(f"/v1/jobs/{done['id']}/output?partial=1").status == 200
     traced = traced_lane.traced()[started:]
 
     assert "MainThread" not in {thread for thread, _ in traced}

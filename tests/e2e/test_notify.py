@@ -7,6 +7,7 @@ it. What a booted systemd makes of it is shown in tests/systemd.
 import contextlib
 import itertools
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -115,6 +116,23 @@ def test_a_start_asks_for_more_time_with_each_step_of_a_migration(manager: Manag
     steps = [each for each in manager.heard if "EXTEND_TIMEOUT_USEC" in each.words]
     assert len(steps) > 10
     assert steps[-1].at <= manager.times("READY")[0]
+
+
+def test_a_start_asks_for_more_time_before_each_attempt_that_it_decides(
+    manager: Manager, make_lane: Any, server: BrainServer
+) -> None:
+    held = server.hold()
+    server.script(held)
+    lane = make_lane()
+    lane.submit()
+    assert held.arrived.wait(PATIENCE_S)
+    lane.kill()
+    manager.start(lane)
+    manager.wait_for(said("READY", "1"))
+    # There is no migration, and one attempt with one file in the spool.
+    asked = manager.times("EXTEND_TIMEOUT_USEC")
+    assert len(asked) == 2
+    assert asked[-1] <= manager.times("READY")[0]
 
 
 def test_a_short_watchdog_is_fed_in_time(manager: Manager, make_lane: Any) -> None:
@@ -294,3 +312,32 @@ def test_what_systemd_knows_of_the_end_of_a_run_is_told_by_the_next(make_lane: A
     assert lane.stop() == 0
     lane.start()
     assert lane.get("/v1/status").json["last_run"]["ending"] == "stopped by SIGTERM"
+
+
+DYING_IN_RECOVERY = """
+import os, signal
+from brainlaned import __main__ as program, spool
+spool.Spool.find = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+program.main()
+"""
+
+
+def test_a_start_that_dies_while_it_decides_does_not_change_how_the_run_before_it_ended(
+    make_lane: Any, server: BrainServer
+) -> None:
+    held = server.hold()
+    server.script(held)
+    lane = make_lane()
+    job = lane.submit()
+    assert held.arrived.wait(PATIENCE_S)
+    lane.kill()
+    note = [sys.executable, "-m", "brainlaned", "--state-dir", str(lane.state_dir), "--record-stop"]
+    subprocess.run(note, env={**os.environ, "SERVICE_RESULT": "signal", "EXIT_STATUS": "KILL"}, check=True)
+    again = subprocess.run([sys.executable, "-c", DYING_IN_RECOVERY, *lane.command()[3:]], timeout=PATIENCE_S)
+    assert again.returncode == -signal.SIGKILL
+    subprocess.run(note, env={**os.environ, "SERVICE_RESULT": "timeout", "EXIT_STATUS": "TERM"}, check=True)
+    lane.start()
+    found = lane.get(f"/v1/jobs/{job['id']}").json
+    assert (found["status"], found["reason"]) == ("held", "sent-outcome-unknown")
+    # The run that made the call was killed by a signal; only the start after it took too long.
+    assert "(signal KILL ended it)" in found["detail"]

@@ -138,7 +138,9 @@ def run_as_nobody(lane: Lane) -> subprocess.CompletedProcess[str]:
         return finished(lane.command(), cwd=REPOSITORY)
     lane.directory.chmod(0o777)
     lane.config.chmod(0o644)
-    program = "import os, sys; from brainlaned import __main__ as program; os.setgroups([])"
+    # All is imported while it may still be read: what nobody may read is not what is looked at here.
+    program = "import os, sys; from brainlaned import __main__ as program, check, daemon; os.setgroups([])"
+    program += "; import logging_journald"
     program += f"; os.setgid({NOBODY}); os.setuid({NOBODY}); program.main()"
     options = ["--config", lane.config.name, "--state-dir", lane.state_dir.name, "--socket", lane.socket.name]
     path = {**os.environ, "PYTHONPATH": os.fspath(REPOSITORY)}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from brainlaned import wire
-from tests.packaging.conftest import Checkout
+from tests.sources import Checkout
 from tests.systemd import roots
 
 COMMAND_S = 120.0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from brainlaned import wire
-from tests.packaging.conftest import EPOCH, Checkout
+from tests.sources import EPOCH, Checkout
 
 COMMAND_S = 120.0
 

@@ -12,7 +12,7 @@ import pytest
 from brainlaned import config, wire
 from tests.brainserver import BrainServer
 from tests.lane import Lane, config_for
-from tests.packaging.conftest import ROOT, Checkout
+from tests.sources import ROOT, Checkout
 
 COMMAND_S = 60.0
 PREFIXES = ("/usr", "/usr/local")

@@ -6,21 +6,16 @@ machine has written then is the layer from which every test boots a machine of i
 """
 
 import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import sources
 from tests.systemd import roots
-from tests.systemd.installed import MEMBER, PACKAGE_INSIDE, STRANGER, TESTS_INSIDE, InstalledLane, made_once
+from tests.systemd.installed import MEMBER, PACKAGE_INSIDE, STRANGER, TESTS_INSIDE, InstalledLane
 from tests.systemd.machine import Machine, why_impossible
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("brainlaned", "brainctl", "man", "packaging", "systemd")
-DOCUMENTS = ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")
-BUILD_S = 300.0
 USERS = f"u {MEMBER} -\nm {MEMBER} brainlane\nu {STRANGER} -\n"
 
 
@@ -51,8 +46,7 @@ def machine(debian: int, debian_roots: dict[int, Path]) -> Iterator[Machine]:
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory for what is made once for all the test processes of a run."""
-    base = tmp_path_factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return sources.directory_of_the_run(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
@@ -60,25 +54,10 @@ def package(shared: Path) -> Path:
     """The Debian package of the sources as they were when the first test asked."""
 
     def make(directory: Path) -> None:
-        sources = directory / "sources"
-        for name in SOURCES:
-            shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in DOCUMENTS:
-            shutil.copy(ROOT / name, sources / name)
-        kept = {name: os.environ[name] for name in os.environ if name.startswith(("UV_", "PIP_", "SSL_", "HOME"))}
-        path = f"{ROOT / '.venv/bin'}:{os.environ.get('PATH', os.defpath)}"
-        done = subprocess.run(
-            # What it fetches is kept with the roots, for it is as costly.
-            [sources / "packaging/deb", "--build", roots.cache() / "package-build", "--dist", directory],
-            env={**kept, "PATH": path, "SOURCE_DATE_EPOCH": "1700000000"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=BUILD_S,
-        )
-        assert done.returncode == 0, done.stderr
+        # What it fetches is kept with the roots, for it is as costly.
+        sources.copy_of_the_tree(directory / "sources", roots.cache() / "package-build").make_package(directory)
 
-    (package,) = made_once(shared / "systemd-package", make).glob("*.deb")
+    (package,) = sources.made_once(shared / "systemd-package", make).glob("*.deb")
     return package
 
 
@@ -100,7 +79,7 @@ def layer_of(shared: Path, debian_roots: dict[int, Path], package: Path) -> Call
             machine.upper.rename(directory / "layer")
 
     def layer(debian: int) -> Path:
-        return made_once(shared / f"systemd-layer{debian}", lambda directory: make(debian, directory)) / "layer"
+        return sources.made_once(shared / f"systemd-layer{debian}", lambda directory: make(debian, directory)) / "layer"
 
     return layer
 
@@ -111,7 +90,7 @@ def boot(
 ) -> Iterator[Callable[..., Machine]]:
     """Boot a Debian with brainlane, with our tests/ and the package at hand."""
     started: list[Machine] = []
-    binds = {TESTS_INSIDE: ROOT / "tests", PACKAGE_INSIDE: package.parent}
+    binds = {TESTS_INSIDE: sources.ROOT / "tests", PACKAGE_INSIDE: package.parent}
 
     def boot(**options: bool) -> Machine:
         started.append(Machine(layer_of(debian), debian_roots[debian], binds=binds, **options))

@@ -7,7 +7,6 @@ Both are spoken to from outside, without a process inside for each question; whe
 
 import http.client
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -178,19 +177,3 @@ class InstalledLane(Lane):
     def attempt(self, job_id: int) -> dict[str, Any]:
         """Return the latest attempt at a job."""
         return self.get(f"/v1/jobs/{job_id}").json["attempts"][-1]
-
-
-def made_once(directory: Path, make: Callable[[Path], None]) -> Path:
-    """Return a directory that one of the test processes fills while the others wait."""
-    import fcntl
-    import shutil
-
-    unfinished = directory.with_name(f"{directory.name}-unfinished")
-    with directory.with_name(f"{directory.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not directory.exists():
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir()
-            make(unfinished)
-            unfinished.rename(directory)
-    return directory

@@ -38,7 +38,12 @@ class Lane:
         self.batches.append([future.done() for future in self.futures])
 
     def ask(self, request: Any) -> Future[Any]:
-        future = self.acceptor.ask(request)
+        future: Future[Any] = Future()
+
+        def answer(result: Any, error: Exception | None) -> None:
+            future.set_result(result) if error is None else future.set_exception(error)
+
+        self.acceptor.ask(request, answer)
         self.futures.append(future)
         return future
 
@@ -231,7 +236,7 @@ def test_many_threads_at_once_each_get_their_own_answer(lane: Lane) -> None:
     answers: dict[int, str] = {}
 
     def submit(number: int) -> None:
-        answers[number] = lane.acceptor.ask(lambda tx: note(tx, str(number))).result(LIMIT_S)
+        answers[number] = lane.note(str(number)).result(LIMIT_S)
 
     threads = [threading.Thread(target=submit, args=(number,)) for number in range(100)]
     for thread in threads:
@@ -242,19 +247,20 @@ def test_many_threads_at_once_each_get_their_own_answer(lane: Lane) -> None:
     assert len(lane.notes()) == 100
 
 
-def test_who_gave_up_before_its_turn_is_left_out_and_its_neighbours_are_not(lane: Lane) -> None:
-    with lane.one_batch():
-        given_up, other = lane.note("given up"), lane.note("other")
-        assert given_up.cancel()
-    assert other.result(LIMIT_S) == "noted other"
-    assert lane.notes() == ["other"]
-
-
-def test_a_batch_that_everybody_gave_up_stores_nothing(lane: Lane) -> None:
-    with lane.one_batch():
-        assert lane.note("given up").cancel()
-    assert lane.note("later").result(LIMIT_S) == "noted later"
-    assert lane.notes() == ["later"]
+def test_a_batch_is_delivered_as_a_whole_to_where_those_who_asked_live(tmp_path: Path) -> None:
+    database = Database(tmp_path / "brainlane.db")
+    database.open()
+    delivered: list[Any] = []
+    answers: list[Any] = []
+    acceptor = Acceptor(database, lambda: None, deliver=delivered.append)
+    for number in range(3):
+        acceptor.ask(lambda tx, number=number: number, lambda result, error: answers.append(result))
+    acceptor.start()
+    acceptor.stop()
+    assert (len(delivered), answers) == (1, [])
+    delivered[0]()
+    assert answers == [0, 1, 2]
+    database.close()
 
 
 def test_stopping_answers_what_was_asked_before(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import freezegun
 import pytest
 
 from brainlaned import access, config, events
-from brainlaned.access import AccessList, Role
+from brainlaned.access import AccessList, Person, Role
 
 
 def somebody() -> pwd.struct_passwd:
@@ -40,6 +40,11 @@ def group_of(user: pwd.struct_passwd) -> str:
     return f"@{grp.getgrgid(user.pw_gid).gr_name}"
 
 
+def known_as(user: pwd.struct_passwd, role: Role | None) -> Person:
+    """What is known of a user whom no list of readers names."""
+    return Person(user.pw_name, role, reads_others=role is Role.OPERATE)
+
+
 def test_the_kernel_tells_who_is_at_the_other_end() -> None:
     one, other = socket.socketpair()
     with one, other:
@@ -62,43 +67,60 @@ def test_another_process_is_named_by_its_own_number(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("uid", [0, os.geteuid()])
 def test_root_and_the_service_user_operate_whatever_the_configuration_says(uid: int) -> None:
-    role, name = who_may().look_up(uid)
-    assert (role, name) == (Role.OPERATE, pwd.getpwuid(uid).pw_name)
+    assert who_may().look_up(uid) == Person(pwd.getpwuid(uid).pw_name, Role.OPERATE, reads_others=True)
 
 
 @pytest.mark.parametrize("role", list(Role))
 def test_a_user_who_is_named_may_what_the_list_says(role: Role) -> None:
     user = somebody()
-    assert who_may(**{role.name.lower(): (user.pw_name,)}).look_up(user.pw_uid) == (role, user.pw_name)
+    assert who_may(**{role.name.lower(): (user.pw_name,)}).look_up(user.pw_uid) == known_as(user, role)
 
 
 @pytest.mark.parametrize("role", list(Role))
 def test_a_member_of_a_group_that_is_named_may_what_the_list_says(role: Role) -> None:
     user = somebody()
-    assert who_may(**{role.name.lower(): (group_of(user),)}).look_up(user.pw_uid) == (role, user.pw_name)
+    assert who_may(**{role.name.lower(): (group_of(user),)}).look_up(user.pw_uid) == known_as(user, role)
 
 
 def test_the_highest_role_counts() -> None:
     user = somebody()
     named = who_may(observe=(user.pw_name,), operate=(group_of(user),), submit=("nobody-at-all",))
-    assert named.look_up(user.pw_uid) == (Role.OPERATE, user.pw_name)
+    assert named.look_up(user.pw_uid) == known_as(user, Role.OPERATE)
 
 
 def test_who_is_named_nowhere_may_nothing() -> None:
     user = somebody()
     strangers = ("nobody-at-all", "@no-such-group", f"@{user.pw_name}-x", f"{user.pw_name}-x", "")
-    assert who_may(observe=strangers).look_up(user.pw_uid) == (None, user.pw_name)
+    assert who_may(observe=strangers).look_up(user.pw_uid) == known_as(user, None)
 
 
 def test_a_group_and_a_user_of_the_same_name_are_two_things() -> None:
     user = somebody()
     group = group_of(user).removeprefix("@")
     named = who_may(observe=(group,)) if group != user.pw_name else who_may(observe=(f"@{user.pw_name}-x",))
-    assert named.look_up(user.pw_uid)[0] is None
+    assert named.look_up(user.pw_uid).role is None
 
 
 def test_a_uid_without_a_name_may_nothing() -> None:
-    assert who_may(observe=("@users",), operate=("@root", "root")).look_up(unused_uid()) == (None, None)
+    assert who_may(observe=("@users",), operate=("@root", "root")).look_up(unused_uid()) == Person(None, None, False)
+
+
+def test_what_is_of_others_is_read_by_who_is_named_for_it_and_by_who_operates() -> None:
+    user = somebody()
+    for name in (user.pw_name, group_of(user)):
+        reader = who_may(observe=(user.pw_name,), read=(name, "nobody-at-all")).look_up(user.pw_uid)
+        assert (reader.role, reader.reads_others) == (Role.OBSERVE, True)
+    assert who_may(operate=(user.pw_name,)).look_up(user.pw_uid).reads_others
+    assert not who_may(submit=(user.pw_name,), read=("@no-such-group",)).look_up(user.pw_uid).reads_others
+
+
+def test_to_be_named_among_the_readers_gives_no_role() -> None:
+    user = somebody()
+    assert who_may(read=(user.pw_name,)).look_up(user.pw_uid).role is None
+
+
+def test_by_default_nobody_reads_what_is_of_others() -> None:
+    assert config.Access().read == ()
 
 
 def test_each_role_may_do_what_the_ones_before_it_may() -> None:
@@ -111,9 +133,9 @@ def test_a_look_up_is_remembered_for_a_short_time_only() -> None:
     assert named.known(user.pw_uid) is None
     with freezegun.freeze_time("2026-03-01T12:00:00Z") as clock:
         named.look_up(user.pw_uid)
-        assert named.known(user.pw_uid) == (Role.SUBMIT, user.pw_name)
+        assert named.known(user.pw_uid) == known_as(user, Role.SUBMIT)
         clock.tick(access.GROUPS_KEPT_S - 0.5)
-        assert named.known(user.pw_uid) == (Role.SUBMIT, user.pw_name)
+        assert named.known(user.pw_uid) == known_as(user, Role.SUBMIT)
         clock.tick(1)
         assert named.known(user.pw_uid) is None
 
@@ -122,7 +144,7 @@ def test_a_refusal_is_remembered_as_well() -> None:
     user = somebody()
     named = who_may()
     named.look_up(user.pw_uid)
-    assert named.known(user.pw_uid) == (None, user.pw_name)
+    assert named.known(user.pw_uid) == known_as(user, None)
 
 
 def test_an_unknown_group_is_a_warning_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

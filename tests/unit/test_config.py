@@ -47,7 +47,8 @@ def test_without_a_file_there_is_one_local_route_with_the_documented_limits() ->
     assert (route.max_attempts, route.retry_first_s, route.retry_cap_s, route.max_output_mib) == (3, 2, 600, 32)
     assert (route.may_run_twice, route.api_key, route.proxy, route.ca_file) == (False, None, None, None)
     assert (found.stop_grace_s, found.crash_limit, found.max_queued) == (90, 2, 1_000_000)
-    assert (found.disk_reserve_mib, found.keep_days) == (64, 30)
+    assert (found.disk_reserve_mib, found.keep_days, found.keep_payload_days) == (64, 30, 30)
+    assert found.access.read == ()
     assert found.head_start_s == {"low": -3600, "normal": 0, "high": 3600}
     assert (found.access.observe, found.access.submit, found.access.operate) == (("@brainlane",), ("@brainlane",), ())
 
@@ -67,6 +68,7 @@ def test_every_documented_key_is_accepted(tmp_path: Path) -> None:
         max_queued = 10
         disk_reserve_mib = 1
         keep_days = 7
+        keep_payload_days = 0.5
         [lane.head_start_s]
         low = -10
         normal = 1
@@ -134,6 +136,7 @@ WHOLE = ("lane.crash_limit", "lane.max_queued", "lane.disk_reserve_mib", "route.
 SECONDS = (
     "lane.stop_grace_s",
     "lane.keep_days",
+    "lane.keep_payload_days",
     *(f"route.{name}_s" for name in ("connect", "first_byte", "idle", "total", "retry_first", "retry_cap")),
 )
 NUMBERS = ("lane.head_start_s.low", "lane.head_start_s.normal", "lane.head_start_s.high")
@@ -183,6 +186,25 @@ def test_what_the_reader_of_toml_gives_up_on_is_refused_like_any_other_fault(tmp
 def test_a_fraction_is_refused_for_a_whole_number(tmp_path: Path, key: str) -> None:
     text, name = with_key(key, "1.5")
     assert f"{name} is 1.5" in refusal(tmp_path, text)
+
+
+def test_prompts_and_answers_are_kept_as_long_as_the_record_where_nothing_else_is_said(tmp_path: Path) -> None:
+    found = load(tmp_path, "[lane]\nkeep_days = 3")
+    assert (found.keep_days, found.keep_payload_days) == (3, 3)
+    found = load(tmp_path, "[lane]\nkeep_days = 3\nkeep_payload_days = 3")
+    assert found.keep_payload_days == 3
+
+
+@pytest.mark.parametrize("text", ["keep_days = 3\nkeep_payload_days = 3.5", "keep_payload_days = 31"])
+def test_no_prompt_outlives_its_record(tmp_path: Path, text: str) -> None:
+    said = refusal(tmp_path, f"[lane]\n{text}")
+    assert "lane.keep_payload_days is 3" in said and "keep_days" in said
+
+
+def test_nothing_is_kept_for_longer_than_dates_can_tell(tmp_path: Path) -> None:
+    assert load(tmp_path, "[lane]\nkeep_days = 36500").keep_days == 36500
+    for key in ("keep_days", "keep_payload_days"):
+        assert f"lane.{key} is 36501" in refusal(tmp_path, f"[lane]\n{key} = 36501")
 
 
 def test_head_starts_may_be_negative_or_nothing_at_all(tmp_path: Path) -> None:

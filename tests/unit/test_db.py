@@ -382,6 +382,172 @@ def test_readers_at_the_same_time_have_connections_of_their_own(database: Databa
         assert again in (one, other)
 
 
+# The log, and copies
+
+
+MIB = 1024 * 1024
+
+
+def write_much(database: Database, mebibytes: int) -> None:
+    """Write so much to the log, a mebibyte a transaction; what is written is thrown away again by the next."""
+    with database.write() as tx:
+        tx.execute("create table if not exists ballast (data blob)")
+    for _ in range(mebibytes):
+        with database.write() as tx:
+            tx.execute("delete from ballast")
+            tx.execute("insert into ballast values (randomblob(:size))", {"size": MIB})
+
+
+def test_a_log_that_nobody_reads_is_cut_to_nothing(database: Database) -> None:
+    write_much(database, 3)
+    assert database.log_size() > 0
+    assert database.cut_log() == 0 == database.log_size()
+    with database.write() as tx:
+        note(tx, "after")
+    assert notes(database) == ["after"]
+
+
+def test_a_log_that_a_reader_holds_is_left_as_it_is_and_cut_when_he_has_left(database: Database, path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("begin")
+        reader.execute("select count(*) from notes").fetchone()
+        write_much(database, 3)
+        assert database.cut_log() > 0
+        with database.write() as tx:
+            note(tx, "beside the reader")
+        reader.execute("rollback")
+    assert database.cut_log() == 0
+    assert notes(database) == ["beside the reader"]
+
+
+def test_whoever_cuts_the_log_does_not_wait_long_for_a_reader_while_writers_wait_for_him(
+    database: Database, path: Path
+) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("begin")
+        reader.execute("select count(*) from notes").fetchone()
+        write_much(database, 1)
+        began = time.monotonic()
+        database.cut_log()
+        # Were it the usual patience, there would be no coming back before that.
+        assert time.monotonic() - began < db.BUSY_S
+    # The usual patience is back for the transactions that follow.
+    with database.write() as tx:
+        assert tx.execute("pragma busy_timeout").fetchone()[0] == db.BUSY_S * 1000
+
+
+def test_a_log_over_its_limit_is_told_after_the_commit_that_made_it_so(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db, "LONG_LOG_BYTES", 2 * MIB)
+    told: list[int] = []
+    database.log_is_long = lambda: told.append(database.log_size())
+    with database.write() as tx:
+        note(tx, "short")
+    assert told == []
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("begin")
+        reader.execute("select count(*) from notes").fetchone()
+        write_much(database, 4)
+        reader.execute("rollback")
+    assert told and all(size > 2 * MIB for size in told)
+
+
+def ignore(copy: sqlite3.Connection) -> None:
+    pass
+
+
+def test_a_copy_is_one_sound_file_with_all_that_was_committed(database: Database, tmp_path: Path) -> None:
+    write_much(database, 2)
+    with database.write() as tx:
+        note(tx, "kept")
+    place = tmp_path / "copies"
+    place.mkdir()
+    database.copy_to(place / "copy.db", lambda copy: note_on(copy, "marked"))
+    assert [file.name for file in place.iterdir()] == ["copy.db"]
+    copied = Database(place / "copy.db")
+    assert notes(copied) == ["kept", "marked"]
+    copied.close()
+    assert notes(database) == ["kept"]
+    with contextlib.closing(sqlite3.connect(place / "copy.db")) as copy:
+        assert copy.execute("pragma integrity_check").fetchall() == [("ok",)]
+
+
+def note_on(copy: sqlite3.Connection, text: str) -> None:
+    copy.execute("insert into notes (text) values (?)", [text])
+
+
+def test_others_write_while_a_copy_is_made_and_it_holds_whole_transactions_only(
+    database: Database, tmp_path: Path
+) -> None:
+    write_much(database, 8)
+    with database.write() as tx:
+        tx.execute("create table pairs (a integer, b integer)")
+        tx.execute("insert into pairs values (0, 0)")
+    stop = threading.Event()
+    written: list[int] = []
+
+    def keep_writing() -> None:
+        while not stop.is_set():
+            with database.write() as tx:
+                tx.execute("update pairs set a = a + 1")
+                tx.execute("insert into notes (text) values ('x' || (select a from pairs))")
+                tx.execute("update pairs set b = b + 1")
+            written.append(1)
+
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while not written:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)  # for the first transaction
+        before = len(written)
+        database.copy_to(tmp_path / "copy.db", ignore)
+        during = len(written) - before
+    finally:
+        stop.set()
+        writer.join()
+    assert during > 0
+    with contextlib.closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
+        assert copy.execute("pragma integrity_check").fetchall() == [("ok",)]
+        ((a, b),) = copy.execute("select a, b from pairs").fetchall()
+        assert a == b == copy.execute("select count(*) from notes").fetchone()[0] >= before
+    with database.read() as connection:
+        assert tuple(connection.execute("select a, b from pairs").fetchone()) == (len(written), len(written))
+
+
+def test_a_copy_whose_connection_broke_is_given_up_and_the_database_goes_on(database: Database, tmp_path: Path) -> None:
+    write_much(database, 1)
+    with database.write() as tx:
+        tx.execute("insert into ballast values (randomblob(:size))", {"size": 32 * MIB})
+    with database.write() as tx:
+        tx.execute("create table parent (id integer primary key)")
+        tx.execute("create table child (id integer references parent (id) deferrable initially deferred)")
+    outcome: list[Exception | None] = []
+
+    def attempt() -> None:
+        try:
+            database.copy_to(tmp_path / "copy.db", ignore)
+        except Exception as error:
+            outcome.append(error)
+        else:
+            outcome.append(None)
+
+    copy = threading.Thread(target=attempt)
+    copy.start()
+    while copy.is_alive():
+        # A commit that fails closes the connection, under a copy that is being made.
+        with contextlib.suppress(errors.CommitUnknown), database.write() as tx:
+            tx.execute("insert into child values (99)")
+    copy.join()
+    (error,) = outcome
+    assert error is None or isinstance(error, errors.Busy)
+    with database.write() as tx:
+        note(tx, "goes on")
+    assert notes(database) == ["goes on"]
+
+
 # Opening.
 
 

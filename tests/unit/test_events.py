@@ -9,8 +9,10 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import freezegun
 import pytest
 
 from brainlaned import events
@@ -150,3 +152,68 @@ def test_a_journal_that_takes_nothing_holds_nobody_up(monkeypatch: pytest.Monkey
             seen = 0
             while seen < 5000:
                 seen += pipe.read(65536).count(b"\n")
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """Events from now on; called, it ends them and returns what was written."""
+    logger = logging.getLogger("brainlaned")
+    for name in ("handlers", "propagate", "level"):
+        monkeypatch.setattr(logger, name, getattr(logger, name))  # so that it is put back
+    monkeypatch.setattr(events, "_seldom", type(events._seldom)())  # what other tests said does not count here
+    journal = io.StringIO()
+    events.start(journal)
+
+    def written() -> list[str]:
+        events.stop()
+        return journal.getvalue().splitlines()
+
+    return written
+
+
+def test_what_goes_on_happening_is_one_line_a_minute_that_counts_the_others(lines: Callable[[], list[str]]) -> None:
+    with freezegun.freeze_time("2026-03-01T12:00:00Z") as clock:
+        for _ in range(100):
+            events.claim_failed("disk I/O error")
+        clock.tick(events.SELDOM_S - 0.1)
+        events.claim_failed("disk I/O error")
+        clock.tick(0.2)
+        events.claim_failed("disk I/O error")
+        clock.tick(events.SELDOM_S)
+        events.claim_failed("database is full")
+    said = "<3>nothing can be claimed for now:"
+    assert lines() == [
+        f"{said} disk I/O error",
+        f"{said} disk I/O error (100 more like it since the last such line)",
+        f"{said} database is full",
+    ]
+
+
+def test_each_cause_and_each_user_has_a_minute_of_its_own(lines: Callable[[], list[str]]) -> None:
+    with freezegun.freeze_time("2026-03-01T12:00:00Z"):
+        for _ in range(3):
+            events.dropped(1000, 1, "too slow")
+            events.dropped(1001, 2, "too slow")
+            events.forbidden(1000, 1, "operate")
+            events.forbidden(1000, 1, "submit")
+            events.connections_full(1000, 1, 10)
+            events.disk_low("/d", 5 * 2**20, 64 * 2**20)
+    said = lines()
+    assert len(said) == len(set(said)) == 6
+    assert all(line.startswith(("<4>", "<3>")) for line in said)
+    assert "<3>nothing is claimed or accepted: 5 MiB are free in /d, and disk_reserve_mib is 64" in said
+
+
+def test_what_is_not_said_to_be_seldom_is_never_left_out(lines: Callable[[], list[str]]) -> None:
+    for number in range(50):
+        events.claimed(number, 1, "near")
+    assert len(lines()) == 50
+
+
+def test_the_memory_of_what_was_said_does_not_grow_with_those_who_come_and_go(lines: Callable[[], list[str]]) -> None:
+    with freezegun.freeze_time("2026-03-01T12:00:00Z") as clock:
+        for uid in range(1000):
+            events.dropped(uid, 1, "too slow")
+            clock.tick(events.SELDOM_S)
+    assert len(events._seldom._kept) < 100
+    assert len(lines()) == 1000

@@ -89,3 +89,39 @@ def test_what_the_lane_may_not_write_is_named_with_owner_mode_and_the_owner_it_n
             os._exit(refusal.status if str(refusal) == said else 2)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == DaemonExit.PERMISSION
+
+
+# Room, and what a lane has left
+
+
+def test_what_is_free_is_what_the_kernel_says_we_may_write(tmp_path: Path) -> None:
+    found = os.statvfs(tmp_path)
+    free = filesystem.Reserve(tmp_path, 1).free()
+    # Others write here as well.
+    assert abs(free - found.f_bavail * found.f_frsize) < 2**30
+    assert free <= found.f_bfree * found.f_frsize + 2**30
+
+
+def test_a_reserve_that_no_disk_has_is_low_and_one_of_a_mebibyte_is_not(tmp_path: Path) -> None:
+    assert filesystem.Reserve(tmp_path, 2**40).is_low()
+    assert not filesystem.Reserve(tmp_path, 1).is_low()
+
+
+def test_a_place_that_cannot_be_asked_has_no_room(tmp_path: Path) -> None:
+    reserve = filesystem.Reserve(tmp_path / "gone", 1)
+    assert (reserve.free(), reserve.is_low()) == (0, True)
+
+
+def test_a_spool_without_its_database_is_refused_naming_the_way_back(tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir()
+    with pytest.raises(errors.StartRefused) as refused:
+        filesystem.check_not_emptied(tmp_path, has_database=False)
+    assert refused.value.status is DaemonExit.DATABASE
+    assert f"'{tmp_path / 'brainlane.db'}'" in str(refused.value)
+    assert os.fspath(tmp_path / "spool") in refused.value.next_action
+    filesystem.check_not_emptied(tmp_path, has_database=True)
+
+
+def test_a_place_where_no_lane_has_lived_is_taken(tmp_path: Path) -> None:
+    filesystem.check_not_emptied(tmp_path, has_database=False)
+    filesystem.check_not_emptied(tmp_path / "not-there", has_database=False)

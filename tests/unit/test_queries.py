@@ -3,6 +3,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +48,7 @@ class Lane:
         with self.database.write() as tx:
             return change(tx)
 
-    def read(self, query: Callable[[queries.Executes], Answer]) -> Answer:
+    def read(self, query: Callable[[sqlite3.Connection], Answer]) -> Answer:
         with self.database.read() as connection:
             return query(connection)
 
@@ -242,14 +243,15 @@ def test_the_gate_of_one_route_is_no_cause_for_another(lane: Lane) -> None:
     assert lane.view(lane.submit(route="far"))["waiting"] == Waiting.ROUTE_GATED
 
 
-def test_that_an_answer_waits_is_told_by_whoever_knows_it(lane: Lane) -> None:
+def test_what_the_database_cannot_say_of_itself_is_told_by_whoever_knows_it(lane: Lane) -> None:
     queued, running = lane.submit(), None
     running = lane.claim().job_id
     queued = lane.submit()
-    assert lane.job(queued, answer_waiting=True)["waiting"] == Waiting.ANSWER_WAITING
-    assert lane.job(running, answer_waiting=True)["waiting"] is None
-    listed = lane.read(lambda source: queries.jobs(source, Selection(), answer_waiting=True))["jobs"]
-    assert [job["waiting"] for job in listed] == [Waiting.ANSWER_WAITING, None]
+    for stuck in (Waiting.ANSWER_WAITING, Waiting.DISK_RESERVE):
+        assert lane.job(queued, stuck=stuck)["waiting"] == stuck
+        assert lane.job(running, stuck=stuck)["waiting"] is None
+        listed = lane.read(lambda source: queries.jobs(source, Selection(), stuck=stuck))["jobs"]  # noqa: B023
+        assert [job["waiting"] for job in listed] == [stuck, None]
 
 
 def test_pausing_and_gating_rewrite_no_job(lane: Lane) -> None:
@@ -291,9 +293,11 @@ def test_final_says_that_the_lane_is_done_with_it(lane: Lane, status: Status) ->
         lambda source: queries.job_with_attempts(source, 99),
         lambda source: queries.job_status(source, 99),
         lambda source: queries.submitter_uid(source, 99),
-        lambda source: queries.output(source, 99),
-        lambda source: queries.response(source, 99),
-        lambda source: queries.part(source, 99),
+        lambda source: queries.stored_piece(source, 99, "request", 0, 10),
+        lambda source: queries.stored_piece(source, 99, "text", 0, 10),
+        lambda source: queries.stored_piece(source, 99, "part", 0, 10),
+        lambda source: queries.response_frame(source, 99),
+        lambda source: queries.latest(source, 99),
     ],
 )
 def test_a_job_that_never_was_is_told_as_such(lane: Lane, query: Callable[[queries.Executes], object]) -> None:
@@ -355,38 +359,91 @@ def test_whether_an_attempt_may_have_cost_something_follows_from_its_evidence(
 # Answers.
 
 
+def stored(lane: Lane, job_id: int, what: queries.Stored, offset: int = 0, size: int = 1000) -> tuple[bytes, int]:
+    return lane.read(lambda source: queries.stored_piece(source, job_id, what, offset, size))
+
+
 def test_the_output_of_a_done_job_is_its_text_and_its_response_the_object(lane: Lane) -> None:
+    job_id = lane.submit(request='{"messages":[]}')
+    text = "h\u00e9 \u0000 \U0001f30d"
+    lane.finish(lane.claim(), replace(DONE, text=text, response='{"id":"x"}'))
+    assert stored(lane, job_id, "text") == (text.encode(), len(text.encode()))
+    assert stored(lane, job_id, "request") == (b'{"messages":[]}', 15)
+    assert lane.read(lambda source: queries.response_frame(source, job_id)) == ('{"id":"x"}', None)
+
+
+def test_the_completion_object_has_a_place_for_the_text(lane: Lane) -> None:
     job_id = lane.submit()
-    lane.finish(lane.claim(), replace(DONE, text="h\u00e9 \u0000 \U0001f30d", response='{"id":"x"}'))
-    assert lane.read(lambda source: queries.output(source, job_id)) == "h\u00e9 \u0000 \U0001f30d"
-    assert lane.read(lambda source: queries.response(source, job_id)) == '{"id":"x"}'
+    frame = '{"id": "\\"content\\": \\"\\"", "choices": [{"message": {"content": ""}}], "content": ""}'
+    lane.finish(lane.claim(), replace(DONE, response=frame))
+    before, after = lane.read(lambda source: queries.response_frame(source, job_id))
+    assert before + '""' + (after or "") == frame
+    assert after == '}}], "content": ""}'
 
 
-@pytest.mark.parametrize("query", [queries.output, queries.response])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 10, 11, 4096])
+def test_a_text_is_read_in_pieces_of_any_size_and_nothing_is_missing(lane: Lane, size: int) -> None:
+    job_id = lane.submit()
+    whole = ("n\u00e9 \u597d \u0000 \U0001f30d" * 11).encode()
+    lane.finish(lane.claim(), replace(DONE, text=whole.decode()))
+    pieces = []
+    while piece := stored(lane, job_id, "text", offset=sum(map(len, pieces)), size=size)[0]:
+        assert len(piece) <= max(size, len(whole) // 64)
+        pieces.append(piece)
+    assert b"".join(pieces) == whole
+    assert stored(lane, job_id, "text", offset=len(whole) + 5) == (b"", len(whole))
+
+
+def read_of(source: sqlite3.Connection, job_id: int, what: Any) -> object:
+    """Read what stands in the database of a job, by whichever way it has."""
+    if what == "response":
+        return queries.response_frame(source, job_id)
+    return queries.stored_piece(source, job_id, what, 0, 10)
+
+
+@pytest.mark.parametrize("what", ["text", "response"])
 @pytest.mark.parametrize("status", sorted(set(Status) - {Status.DONE}))
-def test_a_job_without_an_output_says_where_it_stands(
-    lane: Lane, query: Callable[[queries.Executes, int], str], status: Status
-) -> None:
+def test_a_job_without_an_output_says_where_it_stands(lane: Lane, what: str, status: Status) -> None:
     job_id = lane.put(status)
-    refusal = refused(lane, lambda source: query(source, job_id))
+    refusal = refused(lane, lambda source: read_of(source, job_id, what))
     assert refusal.kind is ErrorKind.NO_OUTPUT
-    assert f"it is {status}" in str(refusal)
+    assert f"the job is {status}" in str(refusal)
+
+
+def test_a_text_by_hand_has_no_completion_object(lane: Lane) -> None:
+    job_id = lane.put(Status.HELD)
+    lane.write(lambda tx: decisions.decide(tx, job_id, None, wire.Decision.COMPLETE, "by hand", None, ALICE))
+    assert stored(lane, job_id, "text")[0] == b"by hand"
+    refusal = refused(lane, lambda source: queries.response_frame(source, job_id))
+    assert refusal.kind is ErrorKind.NO_OUTPUT
+
+
+@pytest.mark.parametrize("what", ["request", "text", "response"])
+def test_what_was_erased_says_since_when(lane: Lane, what: str) -> None:
+    job_id = lane.put(Status.DONE)
+    lane.write(lambda tx: decisions.forget(tx, job_id, None, None, ALICE))
+    refusal = refused(lane, lambda source: read_of(source, job_id, what))
+    assert refusal.kind is ErrorKind.NO_OUTPUT
+    erased_at = lane.job(job_id)["erased_at"]
+    assert f"was erased at {erased_at}" in str(refusal)
 
 
 def test_an_empty_output_is_an_output(lane: Lane) -> None:
     job_id = lane.submit()
     lane.finish(lane.claim(), replace(DONE, text=""))
-    assert lane.read(lambda source: queries.output(source, job_id)) == ""
+    assert stored(lane, job_id, "text") == (b"", 0)
 
 
 def test_the_part_that_arrived_belongs_to_the_latest_attempt(lane: Lane) -> None:
     job_id = lane.submit()
     lane.finish(lane.claim(), replace(AGAIN, text="first half"))
-    assert lane.read(lambda source: queries.part(source, job_id)) == ("first half", 1, Status.QUEUED)
+    assert lane.read(lambda source: queries.latest(source, job_id)) == (1, Status.QUEUED, True)
+    assert stored(lane, job_id, "part") == (b"first half", 10)
     claim = lane.claim()
-    assert lane.read(lambda source: queries.part(source, job_id)) == (None, 2, Status.RUNNING)
+    assert lane.read(lambda source: queries.latest(source, job_id)) == (2, Status.RUNNING, False)
     lane.finish(claim, replace(HELD, text="second half"))
-    assert lane.read(lambda source: queries.part(source, job_id)) == ("second half", 2, Status.HELD)
+    assert lane.read(lambda source: queries.latest(source, job_id)) == (2, Status.HELD, True)
+    assert stored(lane, job_id, "part") == (b"second half", 11)
 
 
 # Lists.
@@ -427,8 +484,25 @@ def test_a_list_may_be_of_one_status_one_route_one_label_or_one_user(lane: Lane)
     assert listed(lane, label=("team", "blue")) == [far, done]
     assert listed(lane, label=("team", "blue"), route="near", status=Status.DONE) == [done]
     assert listed(lane, label=("team", "%")) == []
-    assert listed(lane, submitter_uid=1000) == [far, held, done]
+    assert listed(lane, submitter_uid=1000) == listed(lane, submitter_name="alice") == [far, held, done]
     assert listed(lane, submitter_uid=1001) == []
+    for others in ("bob", "ALICE", "", "1000"):
+        assert listed(lane, submitter_name=others) == []
+    for status in Status:
+        both = (
+            set(listed(lane, status=status)) & set(listed(lane, route="near")) & set(listed(lane, submitter_uid=1000))
+        )
+        assert set(listed(lane, status=status, route="near", submitter_uid=1000)) == both
+
+
+def test_a_list_may_be_of_a_span_of_time_that_holds_its_beginning_and_not_its_end(lane: Lane) -> None:
+    ids = [lane.submit() for _ in range(3)]
+    lane.set("update jobs set created_at = '2026-03-0' || id || 'T12:00:00.000000Z'")
+    times = [wire.format_time(datetime(2026, 3, job_id, 12, tzinfo=UTC)) for job_id in ids]
+    assert listed(lane, since=times[1]) == ids[:0:-1]
+    assert listed(lane, until=times[1]) == ids[:1]
+    assert listed(lane, since=times[1], until=times[2]) == [ids[1]]
+    assert listed(lane, since=times[1], until=times[1]) == []
 
 
 PRIVATE = {"job_requests", "job_outputs", "attempt_parts"}
@@ -457,7 +531,7 @@ def tables_read(lane: Lane, query: Callable[[sqlite3.Connection], object]) -> se
     [
         lambda source: queries.jobs(source, Selection()),
         lambda source: queries.jobs(
-            source, Selection(status=Status.DONE, label=("a", "b"), route="near", submitter_uid=1)
+            source, Selection(status=Status.DONE, label=("a", "b"), route="near", submitter_uid=1, since=MARK)
         ),
         lambda source: queries.lane(source),
         lambda source: queries.job(source, 1),
@@ -473,30 +547,37 @@ def test_no_list_reads_prompts_or_answers(lane: Lane, query: Callable[[sqlite3.C
 
 def test_what_shows_an_answer_does_read_it(lane: Lane) -> None:
     lane.put(Status.DONE)
-    assert tables_read(lane, lambda source: queries.output(source, 1)) & PRIVATE == {"job_outputs"}
+    assert tables_read(lane, lambda source: queries.stored_piece(source, 1, "text", 0, 10)) & PRIVATE == {"job_outputs"}
 
 
 # Places in line.
 
 
+def places(lane: Lane, *ids: int) -> list[int | None]:
+    """The places of jobs as each of them shows it, which is what a list says of them too."""
+    shown = [lane.read(partial(queries.job_with_attempts, job_id=job_id))["position"] for job_id in ids]
+    listed = {job["id"]: job["position"] for job in lane.read(lambda source: queries.jobs(source, Selection()))["jobs"]}
+    assert [listed.get(job_id, shown[0]) for job_id in ids] == shown
+    return shown
+
+
 def test_the_place_in_line_counts_from_one_and_those_of_other_routes_as_well(lane: Lane) -> None:
     ids = [lane.submit(route=route) for route in ("near", "far", "near")]
-    assert [lane.job(job_id)["position"] for job_id in ids] == [1, 2, 3]
+    assert places(lane, *ids) == [1, 2, 3]
     lane.claim()
-    assert [lane.job(job_id)["position"] for job_id in ids] == [None, 1, 2]
+    assert places(lane, *ids) == [None, 1, 2]
 
 
 def test_who_waits_for_a_time_has_no_place_in_line_yet(lane: Lane) -> None:
-    assert lane.job(begin_later(lane))["position"] is None
-    assert lane.job(lane.submit())["position"] == 1
+    assert places(lane, begin_later(lane)) == [None]
+    assert places(lane, lane.submit()) == [1]
 
 
-def test_a_place_far_back_is_not_counted_out(lane: Lane) -> None:
+def test_a_place_is_told_to_those_who_are_not_far_back(lane: Lane) -> None:
     asked = store.Submission("{}", "d", "near", "small", False, 3)
     with lane.database.write() as tx:
-        for _ in range(queries.POSITION_BOUND + 50):
-            last = store.accept(tx, asked, ALICE, 0, 1_000_000)[0]
-    assert lane.job(last)["position"] == queries.POSITION_BOUND + 1
+        ids = [store.accept(tx, asked, ALICE, 0, 1_000_000)[0] for _ in range(queries.POSITION_BOUND + 1)]
+    assert places(lane, ids[-2], ids[-1]) == [queries.POSITION_BOUND, None]
 
 
 # The lane at a glance.

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brainlaned.later import Later
 from brainlaned.spool import SYNC_S, Spool, Writer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -264,7 +265,7 @@ def full(directory: Path) -> Iterator[Writer]:
     directory.mkdir()
     path = directory / "7-2.part"
     path.touch()
-    yield Writer(path, os.open("/dev/full", os.O_WRONLY))
+    yield Writer(path, os.open("/dev/full", os.O_WRONLY), Later("test"))
 
 
 def test_a_failed_write_is_remembered_and_never_raised(full: Writer, directory: Path) -> None:

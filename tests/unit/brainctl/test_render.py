@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brainctl import render, text
@@ -132,6 +132,7 @@ def pages_of(words: str) -> list[list[str]]:
     ]
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=("Cs",))))
 def test_no_page_holds_what_a_terminal_would_obey(words: str) -> None:
     for page in [*pages_of(words), *pages_of(HOSTILE + words)]:
@@ -275,3 +276,111 @@ def test_cancelled_is_said_only_when_nothing_of_the_job_is_alive() -> None:
 )
 def test_a_span_is_told_in_its_largest_whole_unit(seconds: float, words: str) -> None:
     assert render.span(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "1 s"), (0.4, "1 s"), (59, "59 s"), (89, "89 s"), (90, "2 m"), (720, "12 m"), (5399, "90 m"), (5400, "2 h")],
+)
+def test_an_estimate_is_told_rounded(seconds: float, words: str) -> None:
+    assert render.about(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (52_400_000, "52.4 MB"), (10**9, "1.0 GB")],
+)
+def test_an_amount_is_told_in_its_unit(size: int, words: str) -> None:
+    assert render.amount(size) == words
+
+
+def lane_of(**changes: Any) -> dict[str, Any]:
+    lane = {"state": "open", "paused_at": None, "paused_by": None, "paused_reason": None}
+    return {
+        "version": "1",
+        "lane": {**lane, **changes.pop("lane", {})},
+        "routes": [],
+        "counts": {**dict.fromkeys(Status, 0), **changes.pop("counts", {})},
+        "estimate_s": None,
+        "running": None,
+        "oldest_queued": None,
+        "needs_person": [],
+        "last_run": None,
+        **changes,
+    }
+
+
+def page_of(**changes: Any) -> str:
+    return "\n".join(render.status(lane_of(**changes), "/s", 80, here))
+
+
+@pytest.mark.parametrize(
+    ("counts", "estimate_s", "told"),
+    [
+        ({"queued": 3}, 720.0, "queued    3, about 12 m for the queue"),
+        ({"queued": 3}, None, "queued    3"),
+        ({"queued": 0}, 0.0, "queued    0"),
+    ],
+)
+def test_how_long_the_queue_takes_is_told_only_where_there_is_one_and_it_is_known(
+    counts: dict[str, int], estimate_s: float | None, told: str
+) -> None:
+    assert told in page_of(counts=counts, estimate_s=estimate_s).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [(340, "0:12, about 340 tokens"), (0, "0:12, about 0 tokens"), (None, "0:12")],
+)
+def test_how_much_of_the_answer_is_here_is_told_where_it_is_known(tokens: int | None, told: str) -> None:
+    running = {"id": 5, "attempt": 2, "route": "local", "model": "m", "elapsed_s": 12.5, "tokens": tokens}
+    assert f"running   job 5, attempt 2 on local (m), {told}" in page_of(running=running).splitlines()
+
+
+def test_a_full_disk_and_an_answer_that_cannot_be_stored_are_warned_of() -> None:
+    assert "warning" not in page_of(lane={"disk_reserve": False, "answer_waiting": False, "disk_free_bytes": 10**9})
+    low = page_of(lane={"disk_reserve": True, "disk_free_bytes": 52_400_000})
+    assert "warning   the disk is nearly full (52.4 MB free): nothing is claimed or accepted" in low
+    assert "warning   an answer waits to be stored" in page_of(lane={"answer_waiting": True})
+
+
+def test_a_lane_that_stops_is_not_said_to_stop_since_it_was_paused() -> None:
+    assert page_of(lane={"state": "stopping"}).startswith("lane      stopping\n")
+    paused = {"paused_at": at(0), "paused_by": "ann"}
+    both = page_of(lane={"state": "stopping", **paused})
+    assert both.startswith("lane      stopping, paused since 2026-01-31 12:00:00Z by ann\n")
+    assert "          brainctl resume\n" in both
+
+
+def test_a_closed_gate_is_told_with_its_reason_its_next_probe_and_the_command_that_opens_it() -> None:
+    gate = {"route": "gpu", "open": False, "reason": "unreachable", "detail": "refused", "queued": 2, "since": at(0)}
+    page = page_of(routes=[{**gate, "next_probe_at": at(60)}])
+    told = " ".join(page.split())
+    assert "closed for" in told and "unreachable, asked again at 2026-01-31 12:01:00Z, 2 queued refused" in told
+    assert "          brainctl resume --route gpu" in page.splitlines()
+    assert "asked again" not in page_of(routes=[{**gate, "next_probe_at": None}])
+
+
+def test_more_held_jobs_than_the_lane_names_are_not_forgotten() -> None:
+    held = {"id": 7, "status": "held", "reason": "x", "detail": "d", "next_action": "brainctl recover 7"}
+    assert "more" not in page_of(counts={"held": 1}, needs_person=[held])
+    page = page_of(counts={"held": 25}, needs_person=[held] * 20)
+    assert page.endswith("  and 5 more\n    brainctl recover")
+
+
+# A quoted word of a command cannot be broken, and an escape stands for itself only in quotation marks.
+PLAIN = st.text(st.characters(exclude_categories=("C", "Z"), exclude_characters="'\"\\").filter(str.isprintable))
+
+
+@settings(deadline=None)
+@given(st.lists(PLAIN.filter(lambda word: text.safe(word) == word), max_size=5).map(" ".join))
+def test_every_page_of_a_job_and_of_the_lane_fits_80_columns(words: str) -> None:
+    jobs, job, sheet, lane, *_ = pages_of(words + "x" * 90)
+    for line in [*jobs, *job, *sheet, *lane]:
+        assert text.width(line) <= 80, line
+
+
+def test_a_job_whose_payload_is_gone_says_since_when() -> None:
+    page = "\n".join(render.job(job_of(erased_at=at(5)), 80, here))
+    assert "erased     at 2026-01-31 12:00:05Z: the prompt and the answer are gone" in page
+    assert render.forgotten(job_of(erased_at=at(5))) == ["17 forgotten"]

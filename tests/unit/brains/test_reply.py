@@ -450,11 +450,24 @@ def test_what_is_nested_too_deeply_to_be_sensible_is_dropped() -> None:
     assert 60 < json.dumps(reply.usage).count("[") < 70
 
 
+def completion_of(reply: Reply) -> dict[str, Any]:
+    """The completion object as the submitter gets it, its text put in place."""
+    found = reply.frame()
+    if found["choices"][0]["message"]["content"] == "":
+        found["choices"][0]["message"]["content"] = reply.text
+    return found
+
+
+def test_a_text_stands_in_the_output_only() -> None:
+    reply = read_all(say("hello") + DONE)
+    assert (reply.output, reply.frame()["choices"][0]["message"]["content"]) == ("hello", "")
+
+
 def test_one_response_object_is_assembled_from_a_stream() -> None:
     call = function_call("a", "f", "{}")
     body = event(chunk(reasoning="hm")) + calling({"index": 0, **call}) + event(chunk("tool_calls"))
     reply = read_all(body + event({"usage": {"total_tokens": 3}}) + DONE)
-    assert reply.response() == {
+    assert reply.frame() == {
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 1700000000,
@@ -543,7 +556,9 @@ damaged = st.builds(
 
 def check_promises(reply: Reply) -> None:
     """What every Reply promises, whatever it was read from: it can be written, and is not complete for nothing."""
-    written = json.dumps([reply.response(), reply.error, reply.output], ensure_ascii=False, allow_nan=False).encode()
+    written = json.dumps(
+        [completion_of(reply), reply.error, reply.output], ensure_ascii=False, allow_nan=False
+    ).encode()
     assert json.loads(written)[2] == reply.output
     for text in (reply.text, reply.reasoning, reply.refusal, reply.output, reply.upstream_id, reply.model):
         (text or "").encode()
@@ -551,7 +566,7 @@ def check_promises(reply: Reply) -> None:
         assert reply.form in ("stream", "json")
         assert reply.finish_reason or reply.flags >= {Flag.NO_FINISH_REASON}
     if reply.complete and reply.output:
-        again = read([json.dumps(reply.response()).encode()])
+        again = read([json.dumps(completion_of(reply)).encode()])
         assert again.complete
         assert (again.output, again.reasoning, again.usage) == (reply.output, reply.reasoning, reply.usage)
 

