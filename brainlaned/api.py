@@ -575,8 +575,11 @@ def _look_again(request: Request) -> str:
     return f"brainctl show {request.path_params['id']}" if "id" in request.path_params else "brainctl status"
 
 
+_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def _json(document: Any, status_code: int = 200) -> Response:
-    body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    body = _COMPACT.encode(document).encode()
     return Response(body, status_code, media_type="application/json")
 
 

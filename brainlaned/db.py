@@ -30,7 +30,7 @@ MARK_PATIENCE_S = 0.2
 LONG_LOG_BYTES = 16 * 1024 * 1024
 """A write-ahead log over this size is worth cutting."""
 
-_PIN_PATIENCE_MS = 100
+_PIN_PATIENCE_S = 0.1
 _COPY_PAGES = 256
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -75,17 +75,15 @@ class Database:
 
     def __init__(self, path: Path, observe: Callable[[str], None] | None = None) -> None:
         self.path = path
+        self.log_path = path.with_name(f"{path.name}-wal")
         self._observe = observe
         self._writer: sqlite3.Connection | None = None
+        self._waits_s: float | None = None
         self._turn = _Turn()
         self._readers: list[sqlite3.Connection] = []
         self._readers_lock = threading.Lock()
         self.log_is_long: Callable[[], None] = lambda: None
         """Told after a commit that left the log longer than it should be."""
-
-    @property
-    def log_path(self) -> Path:
-        return self.path.with_name(f"{self.path.name}-wal")
 
     def is_there(self) -> bool:
         """Say whether a lane's database is there, be it only in its log."""
@@ -138,7 +136,7 @@ class Database:
         with self._turn(first, patience_s):
             connection = self._open_writer()
             try:
-                connection.execute(f"pragma busy_timeout = {int((patience_s or BUSY_S) * 1000)}")
+                self._wait_for_others(connection, patience_s or BUSY_S)
                 connection.execute("begin immediate")
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
@@ -173,7 +171,7 @@ class Database:
         with self._turn(first=False):
             connection = self._open_writer()
             # Writers wait meanwhile, so a reader that does not let go is not waited for.
-            connection.execute(f"pragma busy_timeout = {_PIN_PATIENCE_MS}")
+            self._wait_for_others(connection, _PIN_PATIENCE_S)
             connection.execute("pragma wal_checkpoint(truncate)")
         return self.log_size()
 
@@ -199,6 +197,11 @@ class Database:
             # One file with nothing beside it.
             copy.execute("pragma journal_mode = delete")
             mark(copy)
+
+    def _wait_for_others(self, connection: sqlite3.Connection, limit_s: float) -> None:
+        if self._waits_s != limit_s:
+            connection.execute(f"pragma busy_timeout = {int(limit_s * 1000)}")
+            self._waits_s = limit_s
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -246,7 +249,7 @@ class Database:
                     f"cannot open database '{self.path}': no durable write-ahead log there (journal_mode {mode}, "
                     f"synchronous {synchronous})",
                 )
-            self._writer = connection
+            self._writer, self._waits_s = connection, None
         return self._writer
 
     def _drop_writer(self) -> None:

@@ -133,6 +133,8 @@ def start(stream: TextIO | None = None) -> None:
     handler.setFormatter(_Formatter(with_priority=not (stream or sys.stderr).isatty()))
     if stream is None and check_journal_stream():
         handler = _JournalHandler(otherwise=handler)
+    # Nobody reads which thread and process it was, and finding out takes longer than all the rest.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
     _logger.handlers = [_Queue(lines)]
     _logger.setLevel(logging.INFO)

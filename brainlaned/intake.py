@@ -63,7 +63,7 @@ def submission(body: bytes, configuration: config.Config) -> store.Submission:
     model = _check_request(request)
     if route.command:
         _check_command(request, model, route_name)
-    canonical = json.dumps(request, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    canonical = _CANONICAL.encode(request)
     digest = hashlib.sha256(json.dumps([canonical, route_name, model]).encode()).hexdigest()
     if model is not None:
         checked = dataclasses.replace(checked, model=model, names_model=True)
@@ -120,7 +120,7 @@ def document(body: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise _invalid("body", f"byte {error.start} is not UTF-8") from error
     try:
-        value = json.loads(text, object_pairs_hook=_no_key_twice, parse_constant=_no_constant)
+        value = _STRICT.decode(text)
     except RecursionError as error:
         raise _invalid("body", f"it is nested over {wire.MAX_NESTING} deep") from error
     except ValueError as error:
@@ -142,6 +142,10 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise _invalid("body", f"{name} is no JSON number")
+
+
+_CANONICAL = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+_STRICT = json.JSONDecoder(object_pairs_hook=_no_key_twice, parse_constant=_no_constant)
 
 
 def _check_values(root: Any) -> None:

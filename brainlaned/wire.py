@@ -276,7 +276,7 @@ def error_object(
 
 def format_time(moment: datetime) -> str:
     """Write a moment as RFC 3339 in UTC with six digits of microseconds, so that text order is time order."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def parse_time(text: str) -> datetime:

@@ -1,6 +1,7 @@
 """Measure, print one table, write JSON, and judge ratios."""
 
 import argparse
+import compileall
 import os
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from tests.bench import command, contest, control, gap, machine, memory, rows, s
 from tests.bench.results import Results
 from tests.bench.stand import Bench, brain_process
 
+ROOT = Path(__file__).resolve().parents[2]
 FULL_JOBS, QUICK_JOBS = 100_000, 20_000
 FULL_ROWS, QUICK_ROWS = 1_000_000, 100_000
 
@@ -46,6 +48,9 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
 def run(options: argparse.Namespace) -> Results:
     """Measure the sections that were asked for, one after the other."""
     results = Results()
+    # As they are when they are installed; a checkout may never have been.
+    for package in ("brainlaned", "brainctl"):
+        compileall.compile_dir(ROOT / package, quiet=1)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory) as directory, brain_process() as brain:
         bench = Bench(
             directory=Path(directory),
