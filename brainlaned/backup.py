@@ -24,11 +24,16 @@ class Backups:
         self._database = database
         self._reserve = reserve
         self._busy = threading.Lock()
+        self._stopping = False
 
     def clear(self) -> None:
         """Delete what a run left that vanished while it made one. Raises OSError."""
         for path in self._database.path.parent.glob(f"{_PREFIX}*"):
             path.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """Give up the one that is being made, if any: a stop waits for nothing that can be asked for again."""
+        self._stopping = True
 
     def make(self) -> BinaryIO:
         """Return a new copy, open for reading and without a name. Raises Refused (busy, disk-reserve)."""
@@ -52,7 +57,7 @@ class Backups:
             )
         path = self._database.path.with_name(f"{_PREFIX}{now}.db")
         try:
-            self._database.copy_to(path, mark=lambda copy: _pause(copy, now))
+            self._database.copy_to(path, lambda copy: _pause(copy, now), is_wanted=lambda: not self._stopping)
             return path.open("rb")
         except sqlite3.Error as error:
             raise errors.Refused(

@@ -214,6 +214,7 @@ class _Lane:
         await self._let_worker_end()
         self._watchdog.stop()
         api.is_over = True
+        backups.stop()
         self._waiters.stop()
         self._growth.stop()
         await server.finish()

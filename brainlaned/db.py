@@ -175,7 +175,9 @@ class Database:
             connection.execute("pragma wal_checkpoint(truncate)")
         return self.log_size()
 
-    def copy_to(self, path: Path, mark: Callable[[sqlite3.Connection], None]) -> None:
+    def copy_to(
+        self, path: Path, mark: Callable[[sqlite3.Connection], None], is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
         """Copy the database, as it is when this returns, to a new file that `mark` may change. Others write meanwhile.
 
         SQLite carries what the same connection writes over into a copy that has begun, so no reader has to keep a
@@ -187,8 +189,8 @@ class Database:
                 turn.close()
                 time.sleep(0.001)  # a thread that only lets go and takes again would keep the lock from them
                 turn.enter_context(self._turn(first=False))
-                if self._writer is not connection:
-                    raise errors.Busy("cannot copy the database: its connection broke meanwhile")
+                if self._writer is not connection or not is_wanted():
+                    raise errors.Busy("cannot copy the database: the lane stops, or its connection broke meanwhile")
 
             turn.enter_context(self._turn(first=False))
             connection = self._open_writer()

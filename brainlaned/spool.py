@@ -1,9 +1,9 @@
 """The durable answer file: one per attempt, in which an answer's raw bytes are kept until they are stored.
 
 A file is created, and its directory synced, before the attempt is armed. Its first line is JSON (status, headers worth
-keeping, secrets removed), on the disk before anybody acts on it; then come the body's bytes as they arrive, synced at
-least every second and at the end. A file whose body ended as its own framing said is renamed from .part to .whole. A
-torn tail is normal. Only `remove` deletes, and only after the storing transaction has committed.
+keeping, secrets removed), on the disk before the database tells of it; then come the body's bytes as they arrive,
+synced at least every second and at the end. A file whose body ended as its own framing said is renamed from .part to
+.whole. A torn tail is normal. Only `remove` deletes, and only after the storing transaction has committed.
 
 A local command has files of its own beside it (brains/command.py); its stdout is the answer.
 """
@@ -157,11 +157,16 @@ class Writer:
         self.close(whole=False)
 
     def head(self, status: int, headers: Mapping[str, str], headers_at: str) -> None:
-        """Write the first line and sync it, so that what the brain answered outlives us from here on."""
+        """Write the first line. Whoever tells of it elsewhere syncs first."""
         line = json.dumps({"status": status, "headers": dict(headers), "headers_at": headers_at}) + "\n"
         with self._lock:
             self._write(line.encode())
-            self._sync()
+
+    def sync(self) -> None:
+        """Bring what has been written so far to the disk."""
+        with self._lock:
+            if not self._closed:
+                self._sync()
 
     def body(self, chunk: bytes) -> None:
         """Append bytes of the answer; they are synced within a second."""

@@ -70,6 +70,7 @@ class Worker:
         self._gates = gates
         self._routes = routes
         self._brains = brains
+        self._secrets = {name: route.secrets() for name, route in routes.items()}
         self._run = run
         self._moved = moved
         self._grew = grew
@@ -236,7 +237,7 @@ class Worker:
         self.silent_until = time.monotonic() + silence_s
 
     def _ask(self, claim: store.Claim) -> tuple[states.Evidence, Ended]:
-        marks = _Marks(self._database, claim, self._routes[claim.route].secrets(), self._grew, self._cut, self._later)
+        marks = _Marks(self._database, claim, self._secrets[claim.route], self._grew, self._cut, self._later)
         self._marks = marks
         try:
             with self._spool.create(claim.job_id, claim.attempt) as writer:
@@ -339,7 +340,7 @@ class Worker:
             retry_first_s=route.retry_first_s,
             retry_cap_s=route.retry_cap_s,
             cancel_requested=store.is_cancel_requested(tx, claim.job_id),
-            secrets=route.secrets(),
+            secrets=self._secrets[claim.route],
         )
 
 
@@ -445,6 +446,8 @@ class _Marks:
     def _write_if_wanted(self) -> None:
         self._is_due = False
         if not self._is_over:
+            if self.writer is not None:
+                self.writer.sync()
             self._write()
 
     def _write(self) -> None:

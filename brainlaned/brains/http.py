@@ -63,6 +63,7 @@ class HttpBrain:
 
     def __init__(self, route: config.Route) -> None:
         self._route = route
+        self._secrets = route.secrets()
         proxy = route.proxy.reveal() if route.proxy else None
         tls: ssl.SSLContext | bool = False
         if route.base_url.startswith("https:") or (proxy or "").startswith("https:"):
@@ -92,7 +93,7 @@ class HttpBrain:
 
         Raises OSError, in one sentence and without secrets, where no answer came.
         """
-        secrets = self._route.secrets()
+        secrets = self._secrets
         body = b""
         try:
             limit = httpx.Timeout(MODELS_S, connect=self._route.connect_s)
@@ -123,13 +124,21 @@ class HttpBrain:
         body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
         headers = {**self._headers, "X-Request-Id": request_id}
         prepared = self._client.build_request("POST", self._url("chat/completions"), content=body, headers=headers)
-        return HttpCall(self._client, self._route, prepared, self._later)
+        return HttpCall(self._client, self._route, self._secrets, prepared, self._later)
 
 
 class HttpCall:
     """One attempt. `run` is called once, by the worker; `abort` by any thread at any time."""
 
-    def __init__(self, client: httpx.Client, route: config.Route, prepared: httpx.Request, later: Later) -> None:
+    def __init__(
+        self,
+        client: httpx.Client,
+        route: config.Route,
+        secrets: tuple[str, ...],
+        prepared: httpx.Request,
+        later: Later,
+    ) -> None:
+        self._secrets = secrets
         self._later = later
         self._client = client
         self._route = route
@@ -153,7 +162,7 @@ class HttpCall:
     def run(self, marks: Marks) -> Ended:
         """Make the call and return how it ended. Raises what `marks.armed` raised, nothing having been sent."""
         reader = ReplyReader()
-        scrubber = Scrubber(self._route.secrets())
+        scrubber = Scrubber(self._secrets)
         answered = whole = False
         error: str | None = None
         with _Limits(self, self._later) as limits:
@@ -219,7 +228,7 @@ class HttpCall:
         return self._scrub(f"{type(failure).__name__}: {failure}")[:_ERROR_CHARACTERS]
 
     def _scrub(self, text: str) -> str:
-        return scrub(text, self._route.secrets())
+        return scrub(text, self._secrets)
 
     # What the trace and the clock need.
 

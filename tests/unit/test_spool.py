@@ -217,11 +217,17 @@ def test_a_file_is_in_its_directory_before_anything_may_be_sent(spool: Spool, sy
     assert synced == ["spool"]
 
 
-def test_the_first_line_is_on_the_disk_before_anybody_acts_on_it(spool: Spool, synced: list[str]) -> None:
+def test_what_has_been_written_is_brought_to_the_disk_when_somebody_is_to_tell_of_it(
+    spool: Spool, synced: list[str]
+) -> None:
     with spool.create(7, 2) as writer:
-        synced.clear()
         writer.head(200, HEADERS, AT)
+        synced.clear()
+        writer.sync()
         assert synced == ["7-2.part"]
+    synced.clear()
+    writer.sync()
+    assert synced == []
 
 
 def test_the_end_is_on_the_disk_before_the_name_says_so(spool: Spool, directory: Path, synced: list[str]) -> None:
