@@ -46,14 +46,14 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
     return uid, pid
 
 
-def uid_of(text: str) -> int | str:
-    """Return the uid that a user's name or number means; the text itself where the system knows no such user."""
+def uid_of(text: str) -> int | None:
+    """Return the uid that a user's name or number means; None where the system knows no such user."""
     if text.isascii() and text.isdecimal() and len(text) <= 10:
         return int(text)
     try:
         return pwd.getpwnam(text).pw_uid
     except (KeyError, ValueError):
-        return text
+        return None
 
 
 class AccessList:

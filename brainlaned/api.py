@@ -154,10 +154,11 @@ class Api:
         if methods is None:
             return self._refused(_no_such(ErrorKind.NO_SUCH_PATH, request))
         # What may be got may be asked about as well; the server leaves the body out.
-        found = methods.get("GET" if request.method == "HEAD" else request.method)
+        has_head = "GET" in methods and methods["GET"][1] not in {stream, backup}
+        found = methods.get("GET" if request.method == "HEAD" and has_head else request.method)
         if found is None:
             answer = self._refused(_no_such(ErrorKind.WRONG_METHOD, request))
-            answer.headers["Allow"] = ", ".join(sorted({*methods, *({"HEAD"} if "GET" in methods else ())}))
+            answer.headers["Allow"] = ", ".join(sorted({*methods, *({"HEAD"} if has_head else ())}))
             return answer
         role, handler = found
         try:
@@ -217,11 +218,14 @@ def _may_touch(request: Request, submitter_uid: int) -> None:
         raise errors.Refused(ErrorKind.FORBIDDEN, "cannot do this: the job is another user's", next_action="id")
 
 
-def _veil(request: Request, job: dict[str, Any], *attempts: dict[str, Any]) -> None:
-    """Leave out the sentences that may quote what was answered, for whoever may not read it."""
-    if not request.state.reads_others and job["submitter"]["uid"] != request.state.uid:
-        for shown in (job, *attempts):
-            shown["detail"] = ""
+def _veil(request: Request, job: dict[str, Any]) -> None:
+    """Leave out the sentences that may quote what was asked and answered, for whoever may not read it."""
+    if request.state.reads_others or job["submitter"]["uid"] == request.state.uid:
+        return
+    for shown in (job, *job.get("attempts", ())):
+        shown["detail"] = ""
+    for decision in job.get("decisions", ()):
+        decision["reason"] = None
 
 
 # The handlers, in the order of the table.
@@ -271,7 +275,7 @@ async def show(api: Api, request: Request) -> Response:
     async def look() -> dict[str, Any]:
         stuck = api.stuck()
         job = await api.read(lambda source: queries.job_with_attempts(source, job_id, stuck=stuck))
-        _veil(request, job, *job["attempts"])
+        _veil(request, job)
         return job
 
     if wait_s == 0:

@@ -4,6 +4,7 @@ A lane that is set up from a copy must not ask again what the lane has asked sin
 know it. So the copy says of itself that the lane is paused, and why.
 """
 
+import contextlib
 import sqlite3
 import threading
 from datetime import UTC, datetime
@@ -14,7 +15,8 @@ from .db import Database
 from .filesystem import Reserve
 from .wire import ErrorKind
 
-_PREFIX = "backup-"
+_PATTERN = ".brainlane-copy-{}.db"
+"""A name that nobody else gives."""
 
 
 class Backups:
@@ -27,9 +29,10 @@ class Backups:
         self._stopping = False
 
     def clear(self) -> None:
-        """Delete what a run left that vanished while it made one. Raises OSError."""
-        for path in self._database.path.parent.glob(f"{_PREFIX}*"):
-            path.unlink(missing_ok=True)
+        """Delete what a run left that vanished while it made one."""
+        for path in self._database.path.parent.glob(f"{_PATTERN.format('*')}*"):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def stop(self) -> None:
         """Give up the one that is being made, if any: a stop waits for nothing that can be asked for again."""
@@ -55,7 +58,7 @@ class Backups:
                 next_action="df",
                 retry_safe=True,
             )
-        path = self._database.path.with_name(f"{_PREFIX}{now}.db")
+        path = self._database.path.with_name(_PATTERN.format(now))
         try:
             self._database.copy_to(path, lambda copy: _pause(copy, now), is_wanted=lambda: not self._stopping)
             return path.open("rb")

@@ -234,6 +234,8 @@ class _Lane:
         signal_came = asyncio.create_task(self._signals.get())
         await asyncio.wait({recovering, signal_came}, return_when=asyncio.FIRST_COMPLETED)
         if recovering.done():
+            if signal_came.done():
+                self._signals.put_nowait(signal_came.result())
             signal_came.cancel()
             await recovering
             return True
@@ -245,6 +247,8 @@ class _Lane:
             os._exit(DaemonExit.OK)
         with contextlib.suppress(_GivenUp):
             await recovering
+            # It had begun its run in the same moment.
+            await asyncio.to_thread(self._end_run, f"stopped by {signal_came.result()}")
         return False
 
     def _on_the_loop(self, answer: Callable[[], None]) -> None:
@@ -269,9 +273,10 @@ class _Lane:
             self._loop.call_soon_threadsafe(self._signals.put_nowait, _FAILED_WORKER)
 
     def _recover(self) -> None:
-        stops = systemd.take_stops(self._place.state_dir)
+        stops = systemd.read_stops(self._place.state_dir)
         with self._database.write() as tx:
             died = store.settle_runs(tx, stops)
+        systemd.forget_stops(self._place.state_dir)
         for run, ending in died:
             events.last_run_died(run, ending)
         recovery.recover(
@@ -283,6 +288,7 @@ class _Lane:
             self._run,
             step=self._step,
         )
+        self._step()
         with self._database.write() as tx:
             invocation = self._notifier.invocation
             store.begin_run(tx, self._run, os.getpid(), self._client, self._configuration.routes, invocation)

@@ -166,14 +166,14 @@ class Database:
         except FileNotFoundError:
             return 0
 
-    def cut_log(self) -> int:
-        """Copy the log back and cut it to nothing, where no reader needs it. Return how many bytes are left of it."""
+    def cut_log(self) -> bool:
+        """Copy the log back and cut it to nothing. Return whether it was done, which a reader who needs it prevents."""
         with self._turn(first=False):
             connection = self._open_writer()
             # Writers wait meanwhile, so a reader that does not let go is not waited for.
             self._wait_for_others(connection, _PIN_PATIENCE_S)
-            connection.execute("pragma wal_checkpoint(truncate)")
-        return self.log_size()
+            busy, _, _ = connection.execute("pragma wal_checkpoint(truncate)").fetchone()
+        return not busy
 
     def copy_to(
         self, path: Path, mark: Callable[[sqlite3.Connection], None], is_wanted: Callable[[], bool] = lambda: True
@@ -192,6 +192,8 @@ class Database:
                 if self._writer is not connection or not is_wanted():
                     raise errors.Busy("cannot copy the database: the lane stops, or its connection broke meanwhile")
 
+            # Whoever takes the copy brings it to his disk; here nobody must wait for that.
+            copy.execute("pragma synchronous = off")
             turn.enter_context(self._turn(first=False))
             connection = self._open_writer()
             connection.backup(copy, pages=_COPY_PAGES, progress=let_others_pass, sleep=0)

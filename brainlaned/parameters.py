@@ -62,13 +62,11 @@ def selection(query: Mapping[str, str]) -> queries.Selection:
     if label is not None and not is_pair:
         raise _bad("label", f"it is '{label[:_SHOWN]}', and must be KEY=VALUE")
     after = _whole_number(query, "after", 0, lowest=1)
-    submitter = access.uid_of(query["submitter"]) if "submitter" in query else None
     return queries.Selection(
         status=Status(where) if where is not None else None,
         route=query.get("route"),
         label=(key, value) if label is not None else None,
-        submitter_uid=submitter if isinstance(submitter, int) else None,
-        submitter_name=submitter if isinstance(submitter, str) else None,
+        submitter_uid=_uid(query),
         since=_time(query, "since"),
         until=_time(query, "until"),
         after=after or None,
@@ -79,6 +77,16 @@ def selection(query: Mapping[str, str]) -> queries.Selection:
 def nothing(query: Mapping[str, str]) -> None:
     """Refuse every parameter."""
     _only(query)
+
+
+def _uid(query: Mapping[str, str]) -> int | None:
+    text = query.get("submitter")
+    if text is None:
+        return None
+    uid = access.uid_of(text)
+    if uid is None:
+        raise _bad("submitter", f"it is '{text[:_SHOWN]}', and must be the name or the uid of a user")
+    return uid
 
 
 def _time(query: Mapping[str, str], name: str) -> str | None:

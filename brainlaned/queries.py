@@ -29,19 +29,12 @@ _LOOKED_AT = 1000
 _MOST_PIECES = 64
 
 Stored = Literal["request", "text", "part"]
-"""The prompt; what the submitter gets; that, else what the latest attempt brought."""
+"""The prompt; what the submitter gets; what an attempt brought besides."""
 
 _PLACES: dict[Stored, str] = {
     "request": "select 'job_requests', job_id from job_requests where job_id = :id",
     "text": "select 'job_outputs', job_id from job_outputs where job_id = :id",
-    "part": """
-        select 'job_outputs', job_id from job_outputs where job_id = :id
-        union all
-        select 'attempt_parts', attempt_parts.rowid from attempt_parts
-        join jobs on jobs.id = job_id and attempt = attempt_count
-        where job_id = :id
-        limit 1
-    """,
+    "part": "select 'attempt_parts', rowid from attempt_parts where job_id = :id and attempt = :attempt",
 }
 """Where each of them stands: the table and the rowid."""
 
@@ -196,8 +189,6 @@ class Selection:
     route: str | None = None
     label: tuple[str, str] | None = None
     submitter_uid: int | None = None
-    submitter_name: str | None = None
-    """For a name that the system does not know any more."""
     since: str | None = None
     until: str | None = None
     """Accepted at or after, and before, these times."""
@@ -212,7 +203,6 @@ def jobs(source: Executes, selection: Selection, *, stuck: Waiting | None = None
         "status": selection.status,
         "submitter_uid": selection.submitter_uid,
         "route": selection.route,
-        "submitter_name": selection.submitter_name,
     }
     given = [name for name, value in wanted.items() if value is not None]
     # One index leads, in the order of ids, and the others only look (a plus keeps SQLite from an index of theirs): of
@@ -270,12 +260,14 @@ def _ids_between(source: Executes, since: str | None, until: str | None) -> tupl
     return first, end
 
 
-def stored_piece(source: sqlite3.Connection, job_id: int, what: Stored, offset: int, size: int) -> tuple[bytes, int]:
+def stored_piece(
+    source: sqlite3.Connection, job_id: int, what: Stored, offset: int, size: int, attempt: int = 0
+) -> tuple[bytes, int]:
     """Return about so many bytes, from an offset on, of what was asked or answered, and how many there are in all.
 
     They are read where they stand, so that a long text is nowhere as a whole. Raises Refused (no-such-job, no-output).
     """
-    row = source.execute(_PLACES[what], {"id": job_id}).fetchone()
+    row = source.execute(_PLACES[what], {"id": job_id, "attempt": attempt}).fetchone()
     if row is None:
         raise _no_output(source, job_id, what)
     table, rowid = row
@@ -298,41 +290,50 @@ def response_frame(source: Executes, job_id: int) -> tuple[str, str | None]:
     return (before + '"content": ', after) if text else (before, None)
 
 
-def latest(source: Executes, job_id: int) -> tuple[int, Status, bool]:
-    """Return a job's latest attempt, where the job stands, and whether a text of that attempt is in the database.
+def latest(source: Executes, job_id: int) -> tuple[int, Status, Stored | None]:
+    """Return a job's latest attempt, where the job stands, and what text of it is in the database.
 
     Raises Refused (no-such-job).
     """
     row = source.execute(
         """
-        select jobs.attempt_count, jobs.status, exists (select 1 from job_outputs where job_id = jobs.id) or exists (
-            select 1 from attempt_parts where job_id = jobs.id and attempt = jobs.attempt_count
-        )
+        select jobs.attempt_count, jobs.status, case
+            when exists (select 1 from job_outputs where job_id = jobs.id) then 'text'
+            when exists (
+                select 1 from attempt_parts where job_id = jobs.id and attempt = jobs.attempt_count
+            ) then 'part'
+        end
         from jobs where jobs.id = :id
         """,
         {"id": job_id},
     ).fetchone()
     if row is None:
         raise _no_such_job(job_id)
-    return row[0], Status(row[1]), bool(row[2])
+    return row[0], Status(row[1]), row[2]
 
 
 def is_work_waiting(source: Executes) -> bool:
-    """Say whether a job could be claimed at this moment."""
+    """Say whether a claim at this moment would find something to do: a job, or one that has become due.
+
+    Whose route is closed is not asked of those that are due: the claim clears them all, and they are not due again.
+    """
     now = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
     row = source.execute(
         f"""
-        select exists (
-            select 1 from gates cross join lane
-            where gates.configured = 1 and lane.paused_at is null and lane.disk_low_since is null
-                and (gates.closed_at is null or gates.next_probe_at <= {now})
-                and (
-                    exists (select 1 from jobs indexed by line
-                        where status = 'queued' and due_at is null and route = gates.route)
-                    or exists (select 1 from jobs indexed by due
-                        where status = 'queued' and due_at is not null and due_at <= {now} and route = gates.route)
+        select lane.paused_at is null and lane.disk_low_since is null and (
+            exists (
+                select 1 from jobs indexed by due
+                where status = 'queued' and due_at is not null and due_at <= {now}
+            )
+            or exists (
+                select 1 from gates
+                where gates.configured = 1 and (gates.closed_at is null or gates.next_probe_at <= {now}) and exists (
+                    select 1 from jobs indexed by line
+                    where status = 'queued' and due_at is null and route = gates.route
                 )
+            )
         )
+        from lane
         """,  # noqa: S608 - the only thing put in is the constant above
         {},
     ).fetchone()

@@ -86,6 +86,12 @@ class _PeerProtocol(H11Protocol):
         elif now is not h11.IDLE or not self.conn.trailing_data[0]:
             self._no_longer_expect()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            # Nobody wanted the rest of that request, and it would keep the connection without any deadline.
+            self.transport.close()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._answer_due is None:
@@ -129,6 +135,9 @@ class _PeerProtocol(H11Protocol):
 
     def _refuse(self, status: int, kind: wire.ErrorKind, message: str, next_action: str = "brainctl status") -> None:
         self._no_longer_expect()
+        if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            self.transport.close()  # it has had its answer
+            return
         is_safe = kind is not wire.ErrorKind.INVALID
         body = json.dumps(wire.error_object(kind, message, next_action, retry_safe=is_safe)).encode()
         headers = [

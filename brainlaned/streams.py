@@ -18,7 +18,7 @@ from .spool import Part, Spool
 from .wire import ErrorKind, Status
 
 PIECE_BYTES = 256 * 1024
-"""So much of a stored text is in memory for one reader at a time."""
+"""So much of a text is in memory for one reader at a time."""
 
 
 class Streams:
@@ -35,10 +35,10 @@ class Streams:
 
     def partial(self, job_id: int) -> str:
         """Return what has arrived so far. Raises Refused (no-output) where nothing has."""
-        job, attempt, where, is_stored = self.look(job_id)
+        job, attempt, where, stored = self.look(job_id)
         text = None
-        if is_stored:
-            text = "".join(self.stored(job_id))
+        if stored is not None:
+            text = "".join(self.stored(job_id, attempt, stored))
         elif where is Status.RUNNING and (part := self.spooled(job_id, attempt)) is not None:
             reader = self.reader(part, job["route"])
             text = "".join([*(reader.feed(chunk) for chunk in body(part)), reader.close()]) or None
@@ -51,23 +51,22 @@ class Streams:
             )
         return text
 
-    def look(self, job_id: int) -> tuple[dict[str, Any], int, Status, bool]:
-        """Return the job object, its latest attempt, its status, and whether a text of it is stored."""
+    def look(self, job_id: int) -> tuple[dict[str, Any], int, Status, queries.Stored | None]:
+        """Return the job object, its latest attempt, its status, and what text of it is stored."""
         with self._database.read() as connection:
             return queries.job(connection, job_id), *queries.latest(connection, job_id)
 
-    def stored(self, job_id: int) -> Iterator[str]:
-        """Read the text that is stored of a job, piece by piece; what is erased meanwhile ends it."""
+    def stored(self, job_id: int, attempt: int, what: queries.Stored) -> Iterator[str]:
+        """Read a text that is stored, piece by piece. Raises Refused (no-output) when it is erased meanwhile."""
         decoder = codecs.getincrementaldecoder("utf-8")()
         offset = 0
-        with contextlib.suppress(errors.Refused):
-            while True:
-                with self._database.read() as connection:
-                    piece, _ = queries.stored_piece(connection, job_id, "part", offset, PIECE_BYTES)
-                if not piece:
-                    return
-                offset += len(piece)
-                yield decoder.decode(piece)
+        while True:
+            with self._database.read() as connection:
+                piece, _ = queries.stored_piece(connection, job_id, what, offset, PIECE_BYTES, attempt)
+            if not piece:
+                return
+            offset += len(piece)
+            yield decoder.decode(piece)
 
     def spooled(self, job_id: int, attempt: int) -> Part | None:
         """Return what is on the disk of an attempt; None where it is not there, or not any more."""
@@ -111,11 +110,13 @@ class Follower:
         self._position = 0
         self._skip = start
         self._stored: Iterator[str] | None = None
+        self.has_more = False
+        """There is more to be had at once, though nothing moves."""
         self.is_over = False
 
     def look(self) -> list[bytes]:
         """Return the events that have become due."""
-        job, attempt, where, is_stored = self._streams.look(self._job_id)
+        job, attempt, where, stored = self._streams.look(self._job_id)
         found: list[bytes] = []
         if attempt != self._attempt:
             if self._attempt and (self._position or self._skip):
@@ -123,37 +124,42 @@ class Follower:
                 self._skip = 0
             self._attempt, self._reader, self._bytes_read, self._position = attempt, None, 0, 0
             self._stored = None
-        if where is Status.RUNNING:
+        self.has_more = False
+        if where is Status.QUEUED:
+            self._stored = None
+        elif where is Status.RUNNING:
             found += self._arrived(job["route"])
-        elif where is not Status.QUEUED:
-            more = self._next_stored() if is_stored else None
+        else:
+            # What is erased in the middle ends without an end.
+            more = self._next_stored(stored) if stored is not None or self._stored is not None else None
             if more is not None:
+                self.has_more = True
                 return [*found, *self._text(more)]
             found.append(_event("end", job))
             self.is_over = True
         return found
 
-    @property
-    def has_more(self) -> bool:
-        """There is more to be had at once, though nothing moves."""
-        return self._stored is not None and not self.is_over
-
-    def _next_stored(self) -> str | None:
-        if self._stored is None:
+    def _next_stored(self, what: queries.Stored | None) -> str | None:
+        if self._stored is None and what is not None:
             # What was told while it arrived is passed over in what is stored.
             self._skip, self._position = max(self._skip, self._position), 0
-            self._stored = self._streams.stored(self._job_id)
-        return next(self._stored, None)
+            self._stored = self._streams.stored(self._job_id, self._attempt, what)
+        return next(self._stored, None) if self._stored is not None else None
 
     def _arrived(self, route: str) -> list[bytes]:
         part = self._streams.spooled(self._job_id, self._attempt)
         if part is None:
             return []
         self._reader = self._reader or self._streams.reader(part, route)
-        found = []
+        found: list[bytes] = []
+        taken = 0
         for chunk in body(part, self._bytes_read):
+            taken += len(chunk)
             self._bytes_read += len(chunk)
             found += self._text(self._reader.feed(chunk))
+            if taken >= PIECE_BYTES:
+                self.has_more = True
+                break
         return found
 
     def _text(self, text: str) -> list[bytes]:

@@ -111,16 +111,19 @@ def record_stop(state_dir: Path, environment: Mapping[str, str], at: str) -> Non
             file.write(json.dumps(found) + "\n")
 
 
-def take_stops(state_dir: Path) -> list[Stop]:
-    """Return what was written down of earlier starts, the oldest first, and forget it."""
-    path = state_dir / _STOPS
+def read_stops(state_dir: Path) -> list[Stop]:
+    """Return what was written down of earlier starts, the oldest first."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = (state_dir / _STOPS).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         lines = []
-    with contextlib.suppress(OSError):
-        path.unlink()
     return [stop for line in lines if (stop := _read_stop(line)) is not None]
+
+
+def forget_stops(state_dir: Path) -> None:
+    """Forget what was written down, now that it stands elsewhere."""
+    with contextlib.suppress(OSError):
+        (state_dir / _STOPS).unlink()
 
 
 def _read_stop(line: str) -> Stop | None:

@@ -38,6 +38,7 @@ class Upkeep:
         self._log_is_long = True  # what an earlier run left is looked at once
         self._pins = 0
         """How often in a row a reader has kept the log from being cut."""
+        self._is_pin_told = False
         self._thread = threading.Thread(target=self._run, name="brainlane-upkeep")
 
     def start(self) -> None:
@@ -110,13 +111,14 @@ class Upkeep:
     def _cut(self) -> None:
         with self._changed:
             self._log_is_long = False
-        left = self._database.cut_log()
-        if left > db.LONG_LOG_BYTES:
-            # Our own readers let go within a second, so one that is there twice is somebody else's.
-            self._pins += 1
-            if self._pins == 2:
-                events.log_pinned(str(self._database.log_path), left)
-        else:
-            if self._pins > 1:
+        if self._database.cut_log():
+            if self._is_pin_told:
                 events.log_cut(str(self._database.log_path))
-            self._pins = 0
+            self._pins, self._is_pin_told = 0, False
+            return
+        # Our own readers let go within a second, so one that is there twice is somebody else's.
+        self._pins += 1
+        size = self._database.log_size()
+        if self._pins > 1 and size > db.LONG_LOG_BYTES and not self._is_pin_told:
+            self._is_pin_told = True
+            events.log_pinned(str(self._database.log_path), size)

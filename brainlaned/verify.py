@@ -1,4 +1,4 @@
-"""`brainlaned --verify`: is what a stopped lane has kept whole? Nothing is changed.
+"""`brainlaned --verify`: is what a stopped lane has kept whole? No row is changed.
 
 It asks SQLite whether the file is sound, and then whether the rows keep the promises of the lane: what is running has
 its attempt, what is done has its answer, what is counted is there, and every file of the spool belongs to an attempt.

@@ -446,14 +446,16 @@ class _Marks:
     def _write_if_wanted(self) -> None:
         self._is_due = False
         if not self._is_over:
-            if self.writer is not None:
-                self.writer.sync()
             self._write()
 
     def _write(self) -> None:
+        evidence = self._evidence
+        # What the database tells of an answer is on the disk before.
+        if self.writer is not None and evidence.headers_at is not None:
+            self.writer.sync()
         try:
             with self._database.write(first=True, patience_s=db.MARK_PATIENCE_S) as tx:
-                store.record_evidence(tx, self._claim.job_id, self._claim.attempt, self._evidence)
+                store.record_evidence(tx, self._claim.job_id, self._claim.attempt, evidence)
         except (errors.BrainlaneError, sqlite3.Error):
             return  # written again with the result
 

@@ -311,14 +311,13 @@ class _Limits:
     """
 
     def __init__(self, call: HttpCall, later: Later) -> None:
-        self._call = call
+        self._call: HttpCall | None = call
         self._later = later
         self._lock = threading.Lock()
         self._total = math.inf
         self._phase = math.inf
         self._cause = Reason.FIRST_BYTE_LIMIT
         self._looks_at = math.inf
-        self._over = False
 
     def __enter__(self) -> "_Limits":
         return self
@@ -327,7 +326,7 @@ class _Limits:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._lock:
-            self._over = True
+            self._call = None  # whoever comes at the latest limit must not keep it until then
 
     def total(self, limit_s: float) -> None:
         with self._lock:
@@ -351,7 +350,7 @@ class _Limits:
 
     def _look(self) -> None:
         with self._lock:
-            if self._over:
+            if self._call is None:
                 return
             now = time.monotonic()
             if now >= self._total:

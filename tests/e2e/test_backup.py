@@ -58,7 +58,7 @@ def test_a_copy_under_load_is_whole_and_the_lane_set_up_from_it_asks_nothing_unt
         submitted = sum(each.result(60) for each in load)
     assert all(answer.status == 200 for answer in answers)
     assert all(int(answer.headers["content-length"]) == len(answer.body) for answer in answers)
-    assert [path.name for path in lane.state_dir.glob("backup-*")] == []
+    assert [path.name for path in lane.state_dir.glob(".brainlane-copy-*")] == []
     wait_until(lambda: lane.log.read_text().count("a backup of ") == 3)
     assert lane.get("/v1/status").json["lane"]["state"] == "open"
     lane.post("/v1/lane/pause")
@@ -94,7 +94,7 @@ def test_a_copy_under_load_is_whole_and_the_lane_set_up_from_it_asks_nothing_unt
 def test_what_a_killed_daemon_left_of_a_copy_is_gone_after_the_next_start(lane: Lane) -> None:
     lane.submit()
     lane.kill()
-    left = [lane.state_dir / f"backup-2026-03-01T12:00:00.000000Z.db{suffix}" for suffix in ("", "-journal")]
+    left = [lane.state_dir / f".brainlane-copy-2026-03-01T12:00:00.000000Z.db{suffix}" for suffix in ("", "-journal")]
     for path in left:
         path.write_bytes(b"half a copy")
     lane.start()
@@ -133,9 +133,9 @@ def test_a_reader_who_leaves_in_the_middle_of_a_copy_leaves_nothing_behind(lane:
         response = http.client.HTTPResponse(client)
         response.begin()
         assert response.read(100_000).startswith(b"SQLite format 3\0")
-        assert any("backup-" in link_of(each) for each in files.iterdir())
+        assert any("brainlane-copy-" in link_of(each) for each in files.iterdir())
         response.close()
-    wait_until(lambda: not any("backup-" in link_of(each) for each in files.iterdir()))
+    wait_until(lambda: not any("brainlane-copy-" in link_of(each) for each in files.iterdir()))
     assert lane.get("/v1/backup").status == 200
 
 

@@ -192,6 +192,23 @@ def test_a_body_that_nobody_wants_and_that_does_not_come_ends_the_connection(lan
     assert lane.get("/v1/healthz").status == 200
 
 
+@pytest.mark.parametrize(
+    ("framing", "rest"),
+    [("Content-Length: 5", b"aaaaa"), ("Transfer-Encoding: chunked", b"zz\r\n")],
+    ids=["whole", "broken"],
+)
+def test_the_rest_of_a_body_that_nobody_wanted_does_not_keep_the_connection(
+    lane: Lane, framing: str, rest: bytes
+) -> None:
+    with closing(connected(lane, f"POST /nowhere HTTP/1.1\r\nHost: lane\r\n{framing}\r\n\r\n".encode())) as client:
+        assert answer_on(client).status == 404
+        with suppress(OSError):
+            client.sendall(rest)
+        assert is_dropped(client)
+    # That nothing went wrong inside is seen in the log when the lane has ended.
+    assert lane.get("/v1/healthz").status == 200
+
+
 def test_who_only_waits_for_a_job_is_not_too_slow(lane: Lane, server: BrainServer) -> None:
     held = server.hold()
     server.script(held)

@@ -77,8 +77,12 @@ def test_the_pause_of_a_paused_lane_gives_way_to_the_reason_of_the_copy(database
 
 def test_what_a_vanished_run_left_is_deleted_and_nothing_else(database: Database, state: Path) -> None:
     (state / "spool").mkdir()
+    (state / "backup-monday.db").write_bytes(b"the operator's own")
     before = names(state)
-    for name in ("backup-2026-03-01T12:00:00.000000Z.db", "backup-2026-03-01T12:00:00.000000Z.db-journal"):
+    for name in (
+        ".brainlane-copy-2026-03-01T12:00:00.000000Z.db",
+        ".brainlane-copy-2026-03-01T12:00:00.000000Z.db-journal",
+    ):
         (state / name).write_bytes(b"half")
     backups(database).clear()
     assert names(state) == before
