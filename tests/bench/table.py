@@ -65,6 +65,8 @@ def _ratios(results: Results) -> Rows:
         value = ratio.value(results)
         if value is not None:
             limit = f"{'at least' if ratio.at_least else 'at most'} {ratio.limit:g}"
+            if ratio.goal is not None:
+                limit += f" (wanted: {ratio.goal:g})"
             rows.append([ratio.words, f"{value:.2f}", limit, "" if ratio.is_kept(value) else "NOT KEPT"])
     return rows
 
