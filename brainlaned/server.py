@@ -85,12 +85,12 @@ class _PeerProtocol(H11Protocol):
                 self._expect(REQUEST_S + BODY_GRACE_S)
         elif now is not h11.IDLE or not self.conn.trailing_data[0]:
             self._no_longer_expect()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:
-            # Nobody wanted the rest of that request, and it would keep the connection without any deadline.
-            self.transport.close()
+            if now is h11.IDLE and self.conn.our_state is h11.IDLE:
+                # The rest of a body that nobody wanted came after its answer, and took away the limit of an idle line.
+                self._unset_keepalive_if_required()
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
 
     def pause_writing(self) -> None:
         super().pause_writing()

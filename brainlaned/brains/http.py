@@ -40,6 +40,9 @@ USAGE_S = 2.0
 RESOLVE_S = 60.0
 """What a name may take to resolve, in seconds; it happens before anything is armed, and nothing can cut it short."""
 
+BACKSTOP_S = 10.0
+"""How much later than our own clock httpx gives up, in seconds, so that it is always ours that says why."""
+
 MODELS_S = 30.0
 """What a list of models may take, in seconds."""
 
@@ -75,7 +78,7 @@ class HttpBrain:
             proxy=proxy,
             limits=httpx.Limits(max_keepalive_connections=0),
             timeout=httpx.Timeout(
-                connect=route.connect_s, read=route.total_s, write=route.idle_s, pool=route.connect_s
+                connect=route.connect_s, read=route.total_s + BACKSTOP_S, write=route.idle_s, pool=route.connect_s
             ),
         )
         self._later = Later("brainlane-limits")

@@ -317,7 +317,9 @@ def test_list_finds_jobs_by_who_submitted_them_and_when(ask: Any, shared_lane: L
         return len(listed.lines) == 2
 
     assert found("--submitter", name) and found("--submitter", str(os.geteuid()))
-    assert not found("--submitter", "somebody-else") and not found("--submitter", "4000000000")
+    assert not found("--submitter", "4000000000")
+    unknown = ask(*only, "--submitter", "somebody-else")
+    assert (unknown.code, "somebody-else" in unknown.err) == (6, True)
     at = mine["created_at"]
     assert found("--since", at) and not found("--until", at)
     assert found("--since", "7d") and found("--since", "1h", "--until", "0s") and not found("--until", "30m")

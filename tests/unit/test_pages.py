@@ -456,6 +456,7 @@ OF_NO_CONCERN = {
     "daemon.UNIT_GRACE_S",  # told with stop_grace_s
     "db.MARK_PATIENCE_S",  # a mark that is written again
     "config.MAX_OUTPUT_MIB",  # told with its key
+    "brains.http.BACKSTOP_S",  # our own clock comes first
     "worker.VAIN_S",  # looks that find nothing
     "events.GATHER_S",  # lines that are written together
     "events.SELDOM_S",  # told as a minute
