@@ -9,6 +9,7 @@ import asyncio
 import codecs
 import contextlib
 import json
+import os
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -260,9 +261,8 @@ async def submit(api: Api, request: Request) -> Response:
 
 
 async def list_jobs(api: Api, request: Request) -> Response:
-    selection = await api.in_thread(lambda: parameters.selection(request.query_params))
-    stuck = api.stuck()
-    found = await api.read(lambda source: queries.jobs(source, selection, stuck=stuck))
+    query, stuck = request.query_params, api.stuck()
+    found = await api.read(lambda source: queries.jobs(source, parameters.selection(query), stuck=stuck))
     for job in found["jobs"]:
         _veil(request, job)
     return _json(found)
@@ -402,8 +402,9 @@ async def status(api: Api, request: Request) -> Response:
     lane = await api.read(queries.lane)
     stuck = api.stuck()
     lane["lane"]["answer_waiting"] = stuck is Waiting.ANSWER_WAITING
-    lane["lane"]["disk_reserve"] = api.reserve.is_low()
-    lane["lane"]["disk_free_bytes"] = api.reserve.free()
+    free = api.reserve.free()
+    lane["lane"]["disk_reserve"] = free < api.reserve.size
+    lane["lane"]["disk_free_bytes"] = free
     if not request.state.reads_others:
         for job in lane["needs_person"]:
             job["detail"] = ""
@@ -417,7 +418,7 @@ async def status(api: Api, request: Request) -> Response:
 async def backup(api: Api, request: Request) -> Response:
     parameters.nothing(request.query_params)
     copy = await api.in_thread(api.backups.make)
-    size = await api.in_thread(lambda: copy.seek(0, 2))
+    size = os.fstat(copy.fileno()).st_size
     events.backed_up(request.state.uid, request.state.pid, size)
     return StreamingResponse(
         _pieces_of(api, copy), media_type="application/vnd.sqlite3", headers={"Content-Length": str(size)}
@@ -532,7 +533,6 @@ async def _piece(api: Api, job_id: int, what: queries.Stored, offset: int) -> tu
 
 async def _pieces_of(api: Api, file: BinaryIO) -> AsyncIterator[bytes]:
     with file:
-        file.seek(0)
         while piece := await api.in_thread(lambda: file.read(_PIECE_BYTES)):
             yield piece
 

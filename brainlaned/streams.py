@@ -130,8 +130,7 @@ class Follower:
         elif where is Status.RUNNING:
             found += self._arrived(job["route"])
         else:
-            # What is erased in the middle ends without an end.
-            more = self._next_stored(stored) if stored is not None or self._stored is not None else None
+            more = self._next_stored(stored)
             if more is not None:
                 self.has_more = True
                 return [*found, *self._text(more)]
@@ -140,6 +139,7 @@ class Follower:
         return found
 
     def _next_stored(self, what: queries.Stored | None) -> str | None:
+        """Return the next piece; None: there is no more. Raises Refused for what is erased in the middle."""
         if self._stored is None and what is not None:
             # What was told while it arrived is passed over in what is stored.
             self._skip, self._position = max(self._skip, self._position), 0

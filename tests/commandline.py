@@ -48,6 +48,20 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **(more or {})}
 
 
+def python(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run an interpreter as brainctl is run, for what brainctl alone cannot be made to do."""
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd="/",
+        timeout=LIMIT_S,
+        check=False,
+        **more,
+    )
+
+
 def run(*words: str | bytes, given: bytes | None = None, env: Mapping[str, str] | None = None) -> Run:
     """Run brainctl with these words."""
     ended = subprocess.run(

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -176,18 +177,19 @@ def _check_held(job: dict[str, Any], report: Report) -> None:
         report.faults.append(f"job {job['id']} is held, and the next action is {job['next_action']!r}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Kill a lane again and again, and count what became of its jobs.")
-    parser.add_argument("--seconds", type=float, default=60)
+def run(trial: Callable[[float, int, Path], Any], description: str, seconds: float) -> None:
+    """Let a trial of a lane run for the seconds and with the seed of the command line, and exit 1 for any fault."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--seconds", type=float, default=seconds)
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args()
     seed = random.randrange(2**32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="hammer-") as directory:
-        report = hammer(options.seconds, seed, Path(directory) / "lane")
+    with tempfile.TemporaryDirectory(prefix=f"{trial.__name__}-") as directory:
+        report = trial(options.seconds, seed, Path(directory) / "lane")
     print(report)
     raise SystemExit(1 if report.faults else 0)
 
 
 if __name__ == "__main__":
-    main()
+    run(hammer, "Kill a lane again and again, and count what became of its jobs.", 60)

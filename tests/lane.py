@@ -18,6 +18,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.brainserver import BrainServer, Held, Step
+
 START_S = 20.0
 
 
@@ -224,6 +226,35 @@ def members_of(group: int) -> set[int]:
         if int(of_group) == group and state not in "ZX":
             found.add(int(stat.parent.name))
     return found
+
+
+@contextmanager
+def living(lane: Lane, let_go: Callable[[], None] = lambda: None) -> Iterator[Lane]:
+    """Start a lane for the length of the body. It must then stop as it is told, and its log may hold no traceback.
+
+    `let_go` ends what its brain holds, so that no call has to be waited for.
+    """
+    try:
+        yield lane.start()
+        let_go()
+        assert lane.stop() == 0
+    finally:
+        let_go()
+        if lane.process is not None and lane.process.poll() is None:
+            lane.kill()
+    assert "Traceback" not in lane.log.read_text()
+
+
+def begin_call(
+    lane: Lane, server: BrainServer, prompt: str = "think", then: Step | None = None
+) -> tuple[dict[str, Any], Held]:
+    """Begin a job whose request has been sent and recorded as sent, so that no row changes while its brain thinks."""
+    held = server.hold(then)
+    server.script(held)
+    job = lane.submit(prompt)
+    assert held.arrived.wait(60)
+    wait_until(lambda: lane.get(f"/v1/jobs/{job['id']}").json["attempts"][0]["sent_at"] is not None)
+    return job, held
 
 
 @contextmanager

@@ -9,10 +9,8 @@ saw: accepted jobs are there, no request beyond the armed attempts, nothing runn
 was unknown, a next action for each.
 """
 
-import argparse
 import random
 import statistics
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -258,18 +256,5 @@ def _check(lane: Lane, server: BrainServer, clients: list[hammer.Client], report
         report.faults += [f"job {row['job_id']} {words}" for row in lane.rows(sql)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Let one lane live for long, and see whether it stays the same.")
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--seed", type=int, default=None)
-    options = parser.parse_args()
-    seed = random.randrange(2**32) if options.seed is None else options.seed
-    print(f"seed {seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-        report = soak(options.seconds, seed, Path(directory) / "lane")
-    print(report)
-    raise SystemExit(1 if report.faults else 0)
-
-
 if __name__ == "__main__":
-    main()
+    hammer.run(soak, "Let one lane live for long, and see whether it stays the same.", 600)

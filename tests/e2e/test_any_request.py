@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from brainlaned import wire
 from tests.brainserver import BrainServer
-from tests.lane import Lane, config_for
+from tests.lane import Lane, config_for, living
 
 EXAMPLES = 1000
 """Connections; each carries one to five requests, so there are more than 2,000."""
@@ -215,15 +215,9 @@ def check(status: int, headers: http.client.HTTPMessage, body: bytes) -> None:
 def working(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lane, BrainServer]]:
     """A lane and the brain that it asks."""
     with BrainServer() as server:
-        lane = Lane(tmp_path_factory.mktemp("any"), config_for(server.base_url, lane="max_queued = 50"))
-        try:
-            yield lane.start(), server
-            server.release()
-            assert lane.stop() == 0
-        finally:
-            server.release()
-            if lane.process is not None and lane.process.poll() is None:
-                lane.kill()
+        made = Lane(tmp_path_factory.mktemp("any"), config_for(server.base_url, lane="max_queued = 50"))
+        with living(made, server.release) as lane:
+            yield lane, server
 
 
 def test_no_request_at_all_brings_forth_a_fault_or_disturbs_the_job_that_runs(

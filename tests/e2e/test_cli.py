@@ -27,7 +27,7 @@ import pytest
 from brainctl import cli
 from brainlaned.wire import VERSION, Status, system_socket
 from tests.brainserver import BrainServer, answer, close_before_answer, status
-from tests.commandline import LIMIT_S, ROOT, Run, environment, run, unfolded
+from tests.commandline import LIMIT_S, ROOT, Run, environment, python, run, unfolded
 from tests.lane import Lane, wait_until
 from tests.unit.brainctl.scripted import ScriptedLane, answered, http, read_request, refused
 
@@ -845,15 +845,7 @@ def test_a_socket_that_may_not_be_used_exits_8() -> None:
         path.chmod(0o600)
         for mode in (0o711, 0o700):
             Path(directory).chmod(mode)
-            ended = subprocess.run(
-                [sys.executable, "-c", AS_NOBODY, "--json", "--socket", str(path), "submit", "hello"],
-                capture_output=True,
-                text=True,
-                env=environment(),
-                cwd="/",
-                timeout=LIMIT_S,
-                check=False,
-            )
+            ended = python("-c", AS_NOBODY, "--json", "--socket", str(path), "submit", "hello")
             assert (ended.returncode, json.loads(ended.stdout)["error"]["kind"]) == (8, "no-permission"), ended.stderr
             assert re.fullmatch(
                 r"brainctl: cannot reach the lane: no permission [^\n]*nothing was stored[^\n]*\n", ended.stderr

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.commandline import LIMIT_S, Run, environment, run
+from tests.commandline import LIMIT_S, Run, environment, python, run
 from tests.lane import Lane, config_for, running_lane, wait_until
 from tests.unit.brainctl.scripted import Act, ScriptedLane, answered, http, read_request, refused
 
@@ -167,15 +167,7 @@ sys.exit(__main__.main())
 
 def test_a_directory_in_which_nobody_may_write_is_told_of(scripted: ScriptedLane) -> None:
     words = ["-c", AS_NOBODY, "--socket", scripted.path, "backup", "/usr/b.db"]
-    ended = subprocess.run(
-        [sys.executable, *words],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        cwd="/",
-        timeout=LIMIT_S,
-        check=False,
-    )
+    ended = python(*words)
     assert (ended.returncode, scripted.connections) == (2, 0), ended.stderr
     assert re.fullmatch(
         r"brainctl: cannot write the backup '/usr/b.db': no permission [^\n]*'/usr'[^\n]*\n", ended.stderr
@@ -250,16 +242,7 @@ def limited(what: int, limit: int) -> Callable[[], None]:
 
 
 def under(limit: Callable[[], None], lane: ScriptedLane, place: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "brainctl", "--socket", lane.path, "backup", str(place)],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        cwd="/",
-        timeout=LIMIT_S,
-        check=False,
-        preexec_fn=limit,
-    )
+    return python("-m", "brainctl", "--socket", lane.path, "backup", str(place), preexec_fn=limit)
 
 
 def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(

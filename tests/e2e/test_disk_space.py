@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.brainserver import BrainServer, Held
-from tests.lane import Lane, config_for, wait_until
+from tests.lane import Lane, config_for, living, wait_until
 
 SIZE_MIB = 48
 RESERVE_MIB = 16
@@ -34,15 +34,10 @@ def lane(tmp_path: Path, server: BrainServer) -> Iterator[Lane]:
     if mounted.returncode != 0:
         pytest.skip(f"nothing can be mounted here: {mounted.stderr.strip()}")
     try:
-        yield lane.start()
-        server.release()
-        assert lane.stop() == 0
+        with living(lane, server.release):
+            yield lane
     finally:
-        server.release()
-        if lane.process is not None and lane.process.poll() is None:
-            lane.kill()
         subprocess.run(["umount", os.fspath(lane.state_dir)], check=True)
-    assert "Traceback" not in lane.log.read_text()
 
 
 def fill(lane: Lane, left: int) -> Path:

@@ -20,7 +20,7 @@ import pytest
 from brainlaned import api
 from brainlaned.wire import format_time
 from tests.brainserver import BrainServer, answer
-from tests.lane import Answer, Lane, config_for, write_lock_held
+from tests.lane import Answer, Lane, begin_call, config_for, write_lock_held
 
 
 def count_of_jobs(lane: Lane) -> int:
@@ -34,14 +34,7 @@ def body_of(prompt: str, **fields: Any) -> dict[str, Any]:
 @contextmanager
 def call_in_flight(lane: Lane, server: BrainServer) -> Iterator[dict[str, Any]]:
     """A job whose request has been sent and recorded as sent, and is answered when the body ends."""
-    held = server.hold()
-    server.script(held)
-    job = lane.submit("think")
-    assert held.arrived.wait(20)
-    deadline = time.monotonic() + 20
-    while lane.get(f"/v1/jobs/{job['id']}").json["attempts"][0]["sent_at"] is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # for the last mark before the answer, so that the worker is surely waiting for the brain
+    job, held = begin_call(lane, server)
     try:
         yield job
     finally:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tests.brainserver import BrainServer
+from tests.brainserver import BrainServer, Held
 from tests.lane import Lane
 
 PATIENCE_S = 60.0
@@ -288,13 +288,19 @@ def test_every_client_that_waits_at_a_refused_start_is_told_why(make_lane: Any) 
     lane.process = None
 
 
-def test_what_systemd_knows_of_the_end_of_a_run_is_told_by_the_next(make_lane: Any, server: BrainServer) -> None:
+def killed_in_a_call(make_lane: Any, server: BrainServer) -> tuple[Lane, dict[str, Any], Held]:
+    """A lane whose daemon was killed while its brain thought, the job, and what holds the brain's answer."""
     held = server.hold()
     server.script(held)
     lane = make_lane()
     job = lane.submit()
     assert held.arrived.wait(PATIENCE_S)
     lane.kill()
+    return lane, job, held
+
+
+def test_what_systemd_knows_of_the_end_of_a_run_is_told_by_the_next(make_lane: Any, server: BrainServer) -> None:
+    lane, job, held = killed_in_a_call(make_lane, server)
     words = [sys.executable, "-m", "brainlaned", "--state-dir", str(lane.state_dir), "--record-stop"]
     told = {"SERVICE_RESULT": "watchdog", "EXIT_CODE": "killed", "EXIT_STATUS": "ABRT"}
     subprocess.run(words, env={**os.environ, **told}, check=True, timeout=PATIENCE_S)
@@ -325,12 +331,7 @@ program.main()
 def test_a_start_that_dies_while_it_decides_does_not_change_how_the_run_before_it_ended(
     make_lane: Any, server: BrainServer
 ) -> None:
-    held = server.hold()
-    server.script(held)
-    lane = make_lane()
-    job = lane.submit()
-    assert held.arrived.wait(PATIENCE_S)
-    lane.kill()
+    lane, job, _ = killed_in_a_call(make_lane, server)
     note = [sys.executable, "-m", "brainlaned", "--state-dir", str(lane.state_dir), "--record-stop"]
     subprocess.run(note, env={**os.environ, "SERVICE_RESULT": "signal", "EXIT_STATUS": "KILL"}, check=True)
     again = subprocess.run([sys.executable, "-c", DYING_IN_RECOVERY, *lane.command()[3:]], timeout=PATIENCE_S)

@@ -25,7 +25,7 @@ from brainlaned import server as server_module
 from brainlaned import wire
 from brainlaned.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.brainserver import BrainServer
-from tests.lane import Answer, Lane, config_for, wait_until
+from tests.lane import Answer, Lane, config_for, living, wait_until
 
 IMPATIENT = """
 import sys
@@ -65,14 +65,8 @@ def lane(tmp_path: Path, server: BrainServer) -> Iterator[Lane]:
 
 
 def impatient(directory: Path, config: str, most_files: int | None = None) -> Iterator[Lane]:
-    lane = ImpatientLane(directory / "lane", config, most_files)
-    try:
-        yield lane.start()
-        assert lane.stop() == 0
-    finally:
-        if lane.process is not None and lane.process.poll() is None:
-            lane.kill()
-    assert "Traceback" not in lane.log.read_text()
+    with living(ImpatientLane(directory / "lane", config, most_files)) as lane:
+        yield lane
 
 
 def connected(lane: Lane, sent: bytes = b"") -> socket.socket:

@@ -16,21 +16,11 @@ from typing import Any
 
 import pytest
 
-from tests.brainserver import BrainServer, Held
-from tests.lane import Lane, wait_until, write_lock_held
+from tests.brainserver import BrainServer
+from tests.lane import Lane, begin_call, wait_until, write_lock_held
 
 PATIENCE_S = 60
 """More than anything here takes on a busy machine."""
-
-
-def call_in_flight(lane: Lane, server: BrainServer) -> tuple[dict[str, Any], Held]:
-    """Begin a job whose request has been sent and recorded as sent."""
-    held = server.hold()
-    server.script(held)
-    job = lane.submit("first")
-    assert held.arrived.wait(PATIENCE_S)
-    wait_until(lambda: lane.get(f"/v1/jobs/{job['id']}").json["attempts"][0]["sent_at"] is not None)
-    return job, held
 
 
 def terminate(lane: Lane) -> None:
@@ -92,7 +82,7 @@ def test_ready_is_said_when_the_lane_answers_and_stopping_once_whatever_follows(
     wait_until(lambda: notified.said("READY=1") != [])
     assert lane.get("/v1/healthz").status == 200  # no second chance: who is ordered after the unit has none either
     assert notified.said("READY=1") == [lane.process.pid]
-    call_in_flight(lane, server)
+    begin_call(lane, server, "first")
     assert notified.said("STOPPING=1") == []
     terminate(lane)
     assert notified.said("STOPPING=1") == [lane.process.pid]
@@ -127,7 +117,7 @@ def test_every_job_that_was_accepted_while_the_lane_stopped_is_there_at_the_next
             except OSError:
                 return
 
-    running, held = call_in_flight(lane, server)
+    running, held = begin_call(lane, server, "first")
     with ThreadPoolExecutor(4) as clients:
         terminate(lane)
         before = len(accepted)
@@ -155,7 +145,7 @@ def test_every_job_that_was_accepted_while_the_lane_stopped_is_there_at_the_next
 
 
 def test_a_death_within_the_grace_holds_the_job_and_sends_it_no_second_time(lane: Lane, server: BrainServer) -> None:
-    running, _ = call_in_flight(lane, server)
+    running, _ = begin_call(lane, server, "first")
     queued = lane.submit("second")
     terminate(lane)
     assert lane.get(f"/v1/jobs/{queued['id']}").json["status"] == "queued"
@@ -170,7 +160,7 @@ def test_a_death_within_the_grace_holds_the_job_and_sends_it_no_second_time(lane
 
 
 def test_a_second_signal_before_any_answer_holds_the_job(lane: Lane, server: BrainServer) -> None:
-    running, _ = call_in_flight(lane, server)
+    running, _ = begin_call(lane, server, "first")
     queued = lane.submit("second")
     terminate(lane)
     assert lane.process is not None
@@ -195,7 +185,7 @@ def test_with_leave_to_run_twice_an_abandoned_call_is_made_again_at_the_next_sta
     make_lane: Any, server: BrainServer
 ) -> None:
     lane = make_lane(route="may_run_twice = true")
-    running, _ = call_in_flight(lane, server)
+    running, _ = begin_call(lane, server, "first")
     terminate(lane)
     lane.process.send_signal(signal.SIGTERM)
     assert exit_status(lane) == 0
@@ -210,7 +200,7 @@ def test_an_answer_that_cannot_be_stored_before_the_end_is_stored_at_the_next_st
     make_lane: Any, server: BrainServer
 ) -> None:
     lane = make_lane(lane="stop_grace_s = 1")
-    running, held = call_in_flight(lane, server)
+    running, held = begin_call(lane, server, "first")
     with write_lock_held(lane):
         held.release()
         wait_until(lambda: lane.get("/v1/status").json["lane"]["answer_waiting"])

@@ -14,7 +14,7 @@ import pytest
 from brainlaned import upkeep
 from brainlaned.wire import format_time
 from tests.brainserver import BrainServer, answer
-from tests.lane import Lane, config_for, wait_until
+from tests.lane import Lane, config_for, living, wait_until
 
 MIB = 2**20
 PATIENCE_S = 60.0
@@ -38,14 +38,8 @@ class ImpatientLane(Lane):
 
 @pytest.fixture
 def impatient_lane(tmp_path: Path, server: BrainServer) -> Iterator[Lane]:
-    lane = ImpatientLane(tmp_path / "lane", config_for(server.base_url))
-    try:
-        yield lane.start()
-        assert lane.stop() == 0
-    finally:
-        if lane.process is not None and lane.process.poll() is None:
-            lane.kill()
-    assert "Traceback" not in lane.log.read_text()
+    with living(ImpatientLane(tmp_path / "lane", config_for(server.base_url))) as lane:
+        yield lane
 
 
 def log_of(lane: Lane) -> Path:

@@ -25,7 +25,6 @@ from brainlaned.wire import format_time
 from tests.brainserver import (
     BrainServer,
     Exchange,
-    Held,
     Step,
     answer,
     chunk,
@@ -39,7 +38,7 @@ from tests.brainserver import (
     status,
     stop_reading,
 )
-from tests.lane import Answer, Lane, wait_until, write_lock_held
+from tests.lane import Answer, Lane, begin_call, wait_until, write_lock_held
 
 PATIENCE_S = 60
 """More than anything here takes on a busy machine."""
@@ -47,16 +46,6 @@ PATIENCE_S = 60
 
 def body_of(prompt: str, **fields: Any) -> dict[str, Any]:
     return {"request": {"messages": [{"role": "user", "content": prompt}]}, **fields}
-
-
-def call_in_flight(lane: Lane, server: BrainServer, then: Step | None = None) -> tuple[dict[str, Any], Held]:
-    """Begin a job whose request has been sent and recorded as sent, so that no row changes while its brain thinks."""
-    held = server.hold(then)
-    server.script(held)
-    job = lane.submit("think")
-    assert held.arrived.wait(PATIENCE_S)
-    wait_until(lambda: lane.get(f"/v1/jobs/{job['id']}").json["attempts"][0]["sent_at"] is not None)
-    return job, held
 
 
 def count_of_jobs(lane: Lane) -> int:
@@ -86,7 +75,7 @@ def test_an_answer_outlasts_a_minute_without_the_database_and_nobody_is_misled_m
             answers.append(lane.post("/v1/jobs", body_of(f"meanwhile {number}", key=f"{number}")))
         return answers
 
-    running, held = call_in_flight(lane, server, answer("exactly this"))
+    running, held = begin_call(lane, server, then=answer("exactly this"))
     following = lane.submit("next")
     with ThreadPoolExecutor(3) as clients:
         with write_lock_held(lane):
@@ -122,7 +111,7 @@ def test_an_answer_outlasts_a_minute_without_the_database_and_nobody_is_misled_m
 
 @pytest.mark.parametrize("place", ["the same socket", "a socket of its own"])
 def test_a_second_daemon_leaves_the_call_of_the_first_alone(lane: Lane, server: BrainServer, place: str) -> None:
-    running, held = call_in_flight(lane, server)
+    running, held = begin_call(lane, server)
     rows, there = all_rows(lane), identity_of(lane.socket)
     own = lane.directory / "own"
     more = ["--socket", str(own)] if place == "a socket of its own" else []
@@ -145,7 +134,7 @@ def test_a_second_daemon_leaves_the_call_of_the_first_alone(lane: Lane, server: 
 
 
 def test_a_daemon_that_died_in_a_call_gives_its_lane_to_the_next_at_once(lane: Lane, server: BrainServer) -> None:
-    running, _ = call_in_flight(lane, server)
+    running, _ = begin_call(lane, server)
     lane.kill()
     lane.start()
     status = lane.get("/v1/status").json
@@ -154,7 +143,7 @@ def test_a_daemon_that_died_in_a_call_gives_its_lane_to_the_next_at_once(lane: L
 
 
 def test_no_age_of_a_call_gives_its_job_to_anybody_else(lane: Lane, server: BrainServer) -> None:
-    running, held = call_in_flight(lane, server)
+    running, held = begin_call(lane, server)
     yesterday = format_time(datetime.now(UTC) - timedelta(days=1))
     with closing(sqlite3.connect(lane.database, timeout=PATIENCE_S)) as foreign, foreign:
         foreign.execute("update jobs set created_at = ?1, place_at = ?1, moved_at = ?1, started_at = ?1", [yesterday])

@@ -40,7 +40,7 @@ from brainlaned.wire import (
     Waiting,
 )
 from tests.brainserver import BrainServer, close_before_answer
-from tests.lane import Lane, config_for
+from tests.lane import Lane, config_for, living
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "man").glob("*.[1-8]"))
@@ -570,9 +570,8 @@ class Busy:
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
     with BrainServer() as server:
         lane = Lane(tmp_path_factory.mktemp("lane"), config_for(server.base_url))
-        try:
-            lane.start().stop()  # so that there is a last run
-            lane.start()
+        lane.start().stop()  # so that there is a last run
+        with living(lane, server.release):
             server.script(close_before_answer(), close_before_answer(), server.default, server.hold())
             decided, held, done, running, queued = (
                 lane.submit(word, labels={"batch": "seas"})["id"]
@@ -582,12 +581,6 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
             assert lane.post(f"/v1/jobs/{decided}/recover", {"action": "fail", "reason": "why not"}).status == 200
             lane.wait_for_status(running, "running")
             yield Busy(lane, done, decided, held, running, queued)
-            server.release()
-            assert lane.stop() == 0
-        finally:
-            server.release()
-            if lane.process is not None and lane.process.poll() is None:
-                lane.kill()
 
 
 def test_the_page_names_whatever_lies_in_a_state_directory(busy: Busy, tmp_path: Path) -> None:
